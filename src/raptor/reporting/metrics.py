@@ -1,0 +1,198 @@
+"""Accuracy, macro F1, recall, largest class and calibration error, with their standard errors.
+
+Everything is a ratio of sums over the two tables of `EvaluationTables`. Of noisy tables the *sums* are clamped
+to zero, not the cells: a cell-wise clamp would push every empty cell of a large matrix up by 0.4 standard
+deviations, and the total, a sum of K^2 cells, would be far too large. Cells are clamped where they are shown.
+
+Two standard errors are told apart, both by the delta method on the gradient of a metric over the cells:
+* sampling: another held-out set of the same size (cells are multinomial counts);
+* noise: another draw of the noise on the same tables (zero when the tables are exact).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import hypot, sqrt
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raptor.errors import DataError
+from raptor.reporting.tables import EvaluationTables
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A metric in [0, 1] with the standard errors of sampling and of the noise."""
+
+    value: float
+    sampling_error: float = 0.0
+    noise_error: float = 0.0
+
+    @property
+    def standard_error(self) -> float:
+        """Both errors together."""
+        return hypot(self.sampling_error, self.noise_error)
+
+    def to_json(self) -> dict[str, float]:
+        """Plain numbers."""
+        return {
+            "value": self.value,
+            "standard_error": self.standard_error,
+            "sampling_error": self.sampling_error,
+            "noise_error": self.noise_error,
+        }
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """All metrics of one model; `recall` has one entry per class."""
+
+    records: float
+    accuracy: Estimate
+    macro_f1: Estimate
+    largest_class: Estimate
+    calibration_error: Estimate
+    recall: tuple[Estimate, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Flat numbers for the scalars, so that a tracker shows them by name, and a list for the recall."""
+        flat: dict[str, Any] = {}
+        for name, estimate in (
+            ("accuracy", self.accuracy),
+            ("macro_f1", self.macro_f1),
+            ("expected_calibration_error", self.calibration_error),
+        ):
+            flat[name] = estimate.value
+            flat[f"{name}_standard_error"] = estimate.standard_error
+            flat[f"{name}_noise_error"] = estimate.noise_error
+        flat["recall"] = [estimate.to_json() for estimate in self.recall]
+        return flat
+
+
+def compute_metrics(tables: EvaluationTables) -> Metrics:
+    """All metrics of one model. DataError when noise left no records in a table."""
+    return Metrics(
+        records=_total(tables.confusion),
+        accuracy=accuracy(tables),
+        macro_f1=macro_f1(tables),
+        largest_class=largest_class(tables),
+        calibration_error=calibration_error(tables),
+        recall=recall(tables),
+    )
+
+
+def accuracy(tables: EvaluationTables) -> Estimate:
+    """Share of the records on the diagonal."""
+    confusion = tables.confusion
+    total = _total(confusion)
+    value = _ratio(float(np.trace(confusion)), total)
+    gradient = (np.eye(len(confusion)) - value) / total
+    return _estimate(value, gradient, tables)
+
+
+def recall(tables: EvaluationTables) -> tuple[Estimate, ...]:
+    """Per class, the share of its records that were found; 0 for a class without records."""
+    confusion = tables.confusion
+    _total(confusion)
+    found = []
+    for index, row in enumerate(confusion):
+        size = max(float(row.sum()), 0.0)
+        value = _ratio(float(row[index]), size)
+        gradient = np.zeros_like(confusion)
+        if size > 0:
+            gradient[index] = -value / size
+            gradient[index, index] += 1 / size
+        found.append(_estimate(value, gradient, tables))
+    return tuple(found)
+
+
+def macro_f1(tables: EvaluationTables) -> Estimate:
+    """Mean over the classes of 2 TP / (records of the class + answers of the class); 0 for an empty class."""
+    confusion = tables.confusion
+    _total(confusion)
+    classes = len(confusion)
+    sizes = confusion.sum(axis=1) + confusion.sum(axis=0)
+    f1 = np.array([_ratio(2 * float(confusion[k, k]), float(sizes[k])) for k in range(classes)])
+    inverse = np.array([1 / size if size > 0 else 0.0 for size in sizes])
+    slope = f1 * inverse
+    gradient = (np.diag(2 * inverse) - slope[:, None] - slope[None, :]) / classes
+    return _estimate(float(f1.mean()), gradient, tables)
+
+
+def largest_class(tables: EvaluationTables) -> Estimate:
+    """Share of the class with the largest row sum: the accuracy of always answering it."""
+    confusion = tables.confusion
+    total = _total(confusion)
+    rows = confusion.sum(axis=1)
+    index = int(rows.argmax())
+    value = _ratio(float(rows[index]), total)
+    gradient = np.full_like(confusion, -value / total)
+    gradient[index] += 1 / total
+    return _estimate(value, gradient, tables)
+
+
+def calibration_error(tables: EvaluationTables) -> Estimate:
+    """Expected calibration error: the mean over the records of |confidence - accuracy| of their bin.
+
+    Equal to sum over bins of |sum of confidences - number correct| over the number of records. The sampling
+    error takes every confidence at the mean of its bin. Noise biases the absolute values upwards, by at most
+    0.8 standard deviations of the difference per bin; the noise error shows the scale.
+    """
+    count, confidence, correct = tables.reliability.T
+    total = _total(tables.reliability[:, :1])
+    gap = confidence - correct
+    value = _ratio(float(np.abs(gap).sum()), total)
+    sign = np.sign(gap)
+    by_count, by_confidence, by_correct = np.full_like(gap, -value / total), sign / total, -sign / total
+
+    size = np.maximum(count, 0.0)
+    right = np.clip(correct, 0.0, size)
+    mean = np.divide(np.clip(confidence, 0.0, size), size, out=np.zeros_like(size), where=size > 0)
+    wrong_effect = by_count + by_confidence * mean
+    variance = (right * (wrong_effect + by_correct) ** 2 + (size - right) * wrong_effect**2).sum()
+    squared = sum(float((part**2).sum()) for part in (by_count, by_confidence, by_correct))
+    return Estimate(value, sqrt(float(variance)), tables.reliability_noise * sqrt(squared))
+
+
+def gain_kept(private: Estimate, reference: Estimate, floor: Estimate) -> Estimate | None:
+    """(private - floor) / (reference - floor): how much of the gain without privacy is left.
+
+    None when the reference does not beat the floor, as there is then no gain to keep. The errors take the
+    three numbers as independent, which overstates them a little: all come from the same held-out records.
+    """
+    gain = reference.value - floor.value
+    if gain <= 0:
+        return None
+    value = (private.value - floor.value) / gain
+    slopes = (1 / gain, -value / gain, (value - 1) / gain)
+    parts = (private, reference, floor)
+    pairs = list(zip(slopes, parts, strict=True))
+    sampling = hypot(*(slope * part.sampling_error for slope, part in pairs))
+    noise = hypot(*(slope * part.noise_error for slope, part in pairs))
+    return Estimate(value, sampling, noise)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return min(max(part, 0.0) / whole, 1.0) if whole > 0 else 0.0
+
+
+def _total(table: Array) -> float:
+    total = float(table.sum())
+    if total <= 0:
+        raise DataError(
+            "An evaluation table holds no records: the held-out set is empty, or too small for the noise. "
+            "Raise ingestion.held_out_fraction or lower evaluation.noise_multiplier, and train again."
+        )
+    return total
+
+
+def _estimate(value: float, gradient: Array, tables: EvaluationTables) -> Estimate:
+    counts = np.maximum(tables.confusion, 0.0)
+    sampling = sqrt(float((counts * gradient**2).sum()))
+    return Estimate(value, sampling, tables.confusion_noise * float(np.linalg.norm(gradient)))
