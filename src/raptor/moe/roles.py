@@ -1,0 +1,63 @@
+"""The role of every parameter of an MoE: shared, router or expert (RAPTOR, arXiv 2609.05770, section 3.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from torch import nn
+
+from raptor.moe.families import SparseLayer, sparse_layers
+
+
+class Role(StrEnum):
+    SHARED = "shared"
+    ROUTER = "router"
+    EXPERT = "expert"
+
+
+@dataclass(frozen=True)
+class ParameterRole:
+    """Role of one parameter; `layer` and `expert` are set for routed experts only (`layer` for routers too)."""
+
+    role: Role
+    layer: int | None = None
+    expert: int | None = None
+
+
+def _role_in(layer: SparseLayer, name: str) -> ParameterRole:
+    for expert in range(layer.num_experts):
+        if name.startswith(layer.expert_prefix(expert)):
+            return ParameterRole(Role.EXPERT, layer.index, expert)
+    if name.startswith(f"{layer.name}.router."):
+        return ParameterRole(Role.ROUTER, layer.index)
+    # Always-on experts of the block are used by every token, so they play the shared role.
+    return ParameterRole(Role.SHARED)
+
+
+def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:
+    """Role of every parameter, by its dotted name; a tied parameter appears once, as in `named_parameters`.
+
+    Raises:
+        ModelError: the model has no sparse layer.
+    """
+    layers = sparse_layers(model)
+    roles: dict[str, ParameterRole] = {}
+    for name, _ in model.named_parameters():
+        inside = [layer for layer in layers if name.startswith(f"{layer.name}.")]
+        roles[name] = _role_in(inside[0], name) if inside else ParameterRole(Role.SHARED)
+    return roles
+
+
+def shared_parameters(model: nn.Module) -> tuple[str, ...]:
+    """Names of all parameters in the shared role."""
+    return tuple(name for name, entry in parameter_roles(model).items() if entry.role is Role.SHARED)
+
+
+def expert_parameters(model: nn.Module, layer: int | None = None) -> tuple[str, ...]:
+    """Names of the routed experts' parameters, of one layer or of all."""
+    return tuple(
+        name
+        for name, entry in parameter_roles(model).items()
+        if entry.role is Role.EXPERT and (layer is None or entry.layer == layer)
+    )

@@ -1,0 +1,30 @@
+"""Fixtures that several test packages share: tiny models and the place of the shared test data."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_threads() -> None:
+    """One thread a process: tests run side by side, and thread counts must not change results."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """Real data sets and cases; they are not part of the project, so tests that need them may skip."""
+    place = Path(os.environ.get("RAPTOR_SHARED", REPOSITORY.parent / "shared"))
+    if not (place / "data").is_dir():
+        pytest.skip(f"the shared test data are not here ({place}); set RAPTOR_SHARED to their folder")
+    return place
