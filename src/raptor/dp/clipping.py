@@ -1,0 +1,83 @@
+"""The one place where per-record gradients are clipped and summed. It states the sensitivity of what it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from raptor.accounting.types import Adjacency, Sensitivity, Unit
+from raptor.dp.gradients.taps import Tap
+
+# Norms are computed in float32 with relative errors up to about 2e-5, so the scaled norm aims a little lower
+# than C. The margin is a public constant.
+NORM_MARGIN = 2.0**-12
+
+
+@dataclass(frozen=True)
+class ClippedSum:
+    """A sum of clipped per-record gradients before noise: private, and of known sensitivity.
+
+    Attributes:
+        tensors: parameter name -> sum, in the parameter's shape.
+        sensitivity: how far one unit can move the concatenation of all tensors.
+    """
+
+    tensors: dict[str, Tensor]
+    sensitivity: Sensitivity
+
+    def add(self, other: ClippedSum) -> None:
+        """Add the sum over other records in place; the records must be distinct."""
+        for name, value in other.tensors.items():
+            self.tensors[name].add_(value)
+
+
+@dataclass(frozen=True)
+class ClippingRule:
+    """Scale a record's gradient down to norm C, whatever other records do.
+
+    Attributes:
+        norm: clipping norm C, a public constant.
+        adjacency: neighbouring relation the sensitivity is stated for.
+        unit: whose contribution is bounded.
+    """
+
+    norm: float
+    adjacency: Adjacency = Adjacency.ADD_REMOVE
+    unit: Unit = Unit.RECORD
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        return Sensitivity(norm=self.norm, adjacency=self.adjacency, unit=self.unit)
+
+    def factors(self, squared_norms: Tensor) -> Tensor:
+        """min(1, C / norm) for each record, (records,); 0 for a record whose gradient is not finite."""
+        limit = self.norm * (1.0 - NORM_MARGIN)
+        factors = (
+            limit / squared_norms.clamp_min(0).sqrt().clamp_min(torch.finfo(squared_norms.dtype).tiny)
+        ).clamp(max=1.0)
+        return torch.where(torch.isfinite(squared_norms), factors, torch.zeros_like(factors))
+
+
+def clip_and_sum(taps: Sequence[Tap], records: int, rule: ClippingRule) -> ClippedSum:
+    """Clip the per-record gradients that the taps hold, as one vector per record, and sum them.
+
+    Guarantee:
+        Released is nothing; the result goes to `raptor.dp.mechanism`. One record contributes a vector of norm
+        at most C to the concatenation of all tensors, and its factor depends on that record alone. A record
+        with a gradient that is not finite contributes exactly zero. Assumes that the model couples no
+        records, so that a tap's row is a function of one record.
+    """
+    squared = torch.stack([tap.squared_norms() for tap in taps]).sum(dim=0)
+    factors = rule.factors(squared)
+    broken = ~torch.isfinite(squared)
+    if bool(broken.any()):
+        # 0 times NaN is NaN, so rows of a broken record are erased, not scaled.
+        for tap in taps:
+            tap.erase(broken)
+    tensors: dict[str, Tensor] = {}
+    for tap in taps:
+        tensors.update(tap.weighted_sum(factors))
+    return ClippedSum(tensors, rule.sensitivity)

@@ -1,0 +1,1 @@
+"""Per-record gradients: what a role's parameters receive from each record, clipped and summed."""

@@ -1,0 +1,99 @@
+"""Randomness that privacy rests on: keyed streams of coins and Gaussian noise.
+
+Every private random number of the project comes from here. A `RandomSource` holds one key and hands out one
+stream per purpose, so that sampling coins and noise never share bits. Keys come from the operating system
+and live in memory only. A seeded source exists for tests; its name says so, and the certificate repeats it.
+
+Normals are drawn by Box-Muller in float64 from 53-bit words. The radius uses two words, so the tail reaches
+12 standard deviations instead of stopping where one word does. They are not an exact discrete Gaussian:
+the result is rounded to floating point, and no lattice is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from torch import Tensor
+
+from raptor.errors import ParameterError
+
+KEY_BYTES = 32
+_WORD_BITS = 53
+_COIN_SCALE = 2**64
+
+
+class RandomStream:
+    """One keystream (AES-256 in counter mode). Bytes are used once, in order, and never again."""
+
+    def __init__(self, key: bytes) -> None:
+        # The key is used for this stream alone, so a fixed starting counter repeats nothing.
+        self._encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+
+    def _words(self, count: int) -> npt.NDArray[np.uint64]:
+        return np.frombuffer(self._encryptor.update(bytes(8 * count)), dtype=np.uint64)
+
+    def coins(self, count: int, rate: float) -> Tensor:
+        """`count` independent coins that are true with probability `rate`, as a (count,) bool tensor.
+
+        Integer thresholds keep small rates exact to 2^-64; a float32 uniform would be off by up to 2^-24.
+        """
+        if not 0.0 < rate <= 1.0:
+            raise ParameterError(f"A sampling rate must be in (0, 1]; got {rate}.")
+        if rate == 1.0:
+            return torch.ones(count, dtype=torch.bool)
+        threshold = np.uint64(math.floor(rate * _COIN_SCALE))
+        return torch.from_numpy(self._words(count) < threshold)
+
+    def normals(self, shape: Sequence[int]) -> Tensor:
+        """Independent standard normals, float64, on the CPU."""
+        count = math.prod(shape)
+        pairs = (count + 1) // 2
+        words = (self._words(3 * pairs) >> np.uint64(64 - _WORD_BITS)).astype(np.float64)
+        high, low, turn = torch.from_numpy(words).view(3, pairs).unbind()
+        unit = 2.0**-_WORD_BITS
+        uniform = (high + (low + 0.5) * unit) * unit
+        radius = uniform.log_().mul_(-2.0).sqrt_()
+        angle = turn * (2.0 * math.pi * unit)
+        drawn = torch.cat([radius * angle.cos(), radius * angle.sin_()])
+        return drawn[:count].view(*shape)
+
+
+class RandomSource:
+    """One key, many streams.
+
+    Attributes:
+        name: what the ledger and the certificate call the generator.
+        is_secure: whether outputs may be called private.
+    """
+
+    def __init__(self, key: bytes, name: str, is_secure: bool) -> None:
+        if len(key) != KEY_BYTES:
+            raise ParameterError(f"A key must have {KEY_BYTES} bytes; got {len(key)}.")
+        self._key = key
+        self.name = name
+        self.is_secure = is_secure
+
+    @classmethod
+    def secure(cls) -> RandomSource:
+        """A fresh key from the operating system's entropy."""
+        return cls(secrets.token_bytes(KEY_BYTES), "secure:aes-256-ctr/os-entropy", True)
+
+    @classmethod
+    def seeded(cls, seed: int) -> RandomSource:
+        """A key derived from a seed: for tests only, whoever knows the seed can remove the noise."""
+        return cls(hashlib.sha256(f"raptor-test-{seed}".encode()).digest(), "seeded:aes-256-ctr", False)
+
+    def stream(self, purpose: str) -> RandomStream:
+        """The stream of one purpose. Asking again for the same purpose would repeat it, so ask once."""
+        return RandomStream(hmac.digest(self._key, purpose.encode(), "sha256"))
+
+    def __repr__(self) -> str:
+        return f"RandomSource({self.name})"
