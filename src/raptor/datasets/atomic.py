@@ -1,0 +1,86 @@
+"""A dataset on disk that appears under its name only when it is whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kedro.io import AbstractDataset
+
+SaveType = TypeVar("SaveType")
+LoadType = TypeVar("LoadType")
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder; nothing happens when it is absent."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def replace(partial: Path, target: Path) -> None:
+    """Put ``partial`` in the place of ``target``; a folder that stands there is moved aside first."""
+    if not target.is_dir():
+        partial.replace(target)
+        return
+    old = target.with_name(f"{target.name}.old")
+    remove(old)
+    target.rename(old)
+    partial.rename(target)
+    remove(old)
+
+
+class AtomicDataset(AbstractDataset[SaveType, LoadType]):
+    """Base of the project's datasets: write to ``<name>.partial`` beside the target, then rename.
+
+    A save that fails removes what it had written, so that no half-written and no forgotten copy of private
+    data stays on disk.
+    """
+
+    def __init__(self, *, filepath: str, metadata: dict[str, Any] | None = None) -> None:
+        self._filepath = Path(filepath)
+        self.metadata = metadata
+
+    @property
+    def filepath(self) -> Path:
+        """Where the data are, or will be."""
+        return self._filepath
+
+    @abstractmethod
+    def _read(self, path: Path) -> LoadType:
+        """Read what ``_write`` wrote."""
+
+    @abstractmethod
+    def _write(self, data: SaveType, path: Path) -> None:
+        """Write ``data`` to ``path``, which does not exist yet."""
+
+    def load(self) -> LoadType:
+        return self._read(self._filepath)
+
+    def save(self, data: SaveType) -> None:
+        self._filepath.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._filepath.with_name(f"{self._filepath.name}.partial")
+        remove(partial)
+        try:
+            self._write(data, partial)
+            replace(partial, self._filepath)
+        finally:
+            remove(partial)
+
+    def _exists(self) -> bool:
+        return self._filepath.exists()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": self._filepath.as_posix()}
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write UTF-8 text and wait until it is on the disk."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

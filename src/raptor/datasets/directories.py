@@ -1,0 +1,68 @@
+"""Model directories, and the folder in which releases are recorded while a model is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from kedro.io import AbstractDataset
+
+from raptor.datasets.atomic import AtomicDataset
+from raptor.errors import DataError
+
+
+class SavesToDirectory(Protocol):
+    """What can be saved as a model directory."""
+
+    def save_to(self, directory: Path) -> None:
+        """Write all files into ``directory``, which exists and is empty."""
+
+
+class PretrainedDirectory(AtomicDataset[SavesToDirectory, Path]):
+    """A Hugging Face model directory: load returns its path, save calls ``data.save_to(directory)``.
+
+    Nodes get a path and not a model, so that nothing heavy is imported before a node needs it.
+    """
+
+    def _read(self, path: Path) -> Path:
+        if not (path / "config.json").is_file():
+            raise DataError(f"{path} is not a model directory: it has no config.json. Run its stage again.")
+        return path
+
+    def _write(self, data: SavesToDirectory, path: Path) -> None:
+        path.mkdir()
+        data.save_to(path)
+
+    def _exists(self) -> bool:
+        return (self.filepath / "config.json").is_file()
+
+
+class ReleaseJournalStore(AbstractDataset[None, Path]):
+    """The folder of the release journals: load makes it and returns its path.
+
+    The training node writes each release to a fresh journal in it, and to the disk, before the noisy sum is
+    used, so that a run that is killed leaves a record of what it has spent. Kedro saves a node's outputs only
+    at its end, which is too late for that; hence the folder is an input of the node.
+    """
+
+    def __init__(self, *, filepath: str, metadata: dict[str, Any] | None = None) -> None:
+        self._filepath = Path(filepath)
+        self.metadata = metadata
+
+    @property
+    def filepath(self) -> Path:
+        """The folder."""
+        return self._filepath
+
+    def load(self) -> Path:
+        self._filepath.mkdir(parents=True, exist_ok=True)
+        return self._filepath
+
+    def save(self, data: None) -> None:
+        raise DataError("Release journals are written by the training node itself, one release at a time.")
+
+    def _exists(self) -> bool:
+        return True
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": self._filepath.as_posix()}

@@ -1,0 +1,40 @@
+"""Kedro's settings for this project."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+# Nothing that runs here may call home: not Kedro, MLflow, the model hub's client or their plugins.
+os.environ.update(
+    DO_NOT_TRACK="1",
+    KEDRO_DISABLE_TELEMETRY="1",
+    MLFLOW_DISABLE_TELEMETRY="true",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    DISABLE_TELEMETRY="1",
+)
+warnings.filterwarnings("ignore", message=r"(?s).*register_new_resolver.*")
+# The cards on mechanism nodes use Kedro's node previews, which it calls experimental.
+warnings.filterwarnings("ignore", message=r"(?s).*preview_fn.*experimental.*")
+
+from raptor.hooks import FlowHook, TrackingHook, hide_error_text  # noqa: E402
+from raptor.parameters import RaptorContext  # noqa: E402
+
+hide_error_text()
+
+CONTEXT_CLASS = RaptorContext
+
+HOOKS = (FlowHook(), TrackingHook())
+
+# kedro-viz would write row counts of private tables to .viz on each run; `kedro viz` works without its hook.
+DISABLE_HOOKS_FOR_PLUGINS = ("kedro-viz", "kedro-telemetry")
+
+CONFIG_LOADER_ARGS = {
+    "base_env": "base",
+    "default_run_env": "local",
+    # An environment changes single parameters; by default it would replace a whole top-level key.
+    "merge_strategy": {"parameters": "soft"},
+    "config_patterns": {
+        "parameters": ["parameters*", "parameters*/**", "**/parameters*", "tracking*"],
+    },
+}
