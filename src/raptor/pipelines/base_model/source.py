@@ -1,0 +1,130 @@
+"""Find, check and copy the files of a public base model."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from raptor.errors import ModelError, ParameterError
+from raptor.pipelines.base_model.config import EMBEDDED, BaseModelConfig
+
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+# Only when a model has no safetensors: pickles are read by torch with weights_only, but are still pickles.
+PICKLED_WEIGHTS = ("pytorch_model*.bin", "pytorch_model*.bin.index.json")
+# Named one by one, so that a directory's code, checkpoints and optimizer states stay behind.
+TEXT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "*.model",
+    "README.md",
+    "LICENSE*",
+)
+TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.txt", "vocab.json")
+
+
+@dataclass(frozen=True)
+class PublicModel:
+    """A checked model directory, to be copied by ``raptor.datasets.PretrainedDirectory``."""
+
+    files: tuple[Path, ...]
+
+    def save_to(self, directory: Path) -> None:
+        """Copy the files into ``directory``; links, as in the hub's cache, become files."""
+        for file in self.files:
+            shutil.copyfile(file, directory / file.name)
+
+
+def locate(config: BaseModelConfig) -> Path:
+    """The directory of the source; a hub name is downloaded first.
+
+    Raises:
+        ParameterError: the source is neither ``embedded``, nor a directory, nor a hub name.
+        ModelError: the download failed.
+    """
+    if config.source != EMBEDDED:
+        directory = Path(config.source).expanduser()
+        if directory.is_dir():
+            return directory
+        if directory.exists() or directory.is_absolute() or config.source.startswith((".", "~")):
+            raise ParameterError(
+                f"base_model.source is {config.source!r}, but there is no such directory. Give a Hugging Face model "
+                f"directory, a hub name such as google/switch-base-8, or {EMBEDDED}."
+            )
+        return _download(config.source, config.revision)
+    import raptor
+
+    return Path(raptor.__file__).parent / "assets" / "base_model"
+
+
+def check(directory: Path) -> PublicModel:
+    """Load the model and its tokenizer once, so that a broken source fails here and not after ingestion.
+
+    Raises:
+        ModelError: the config, the weights or the tokenizer cannot be loaded, the model has no sparse layer, the
+            tokenizer does not fit the model, or the directory holds a model that RAPTOR has tuned.
+    """
+    from raptor.moe.classifier import HEAD_FILE, load_encoder
+
+    if (directory / HEAD_FILE).exists():
+        raise ModelError(
+            f"{directory} holds {HEAD_FILE}: it was tuned on private records, so it is not public and cannot be a base "
+            "model. Set base_model.source to a model that has seen public data only."
+        )
+    encoder = load_encoder(directory)
+    if not _matching(directory, TOKENIZER_FILES):
+        raise ModelError(
+            f"{directory} has no tokenizer (none of {', '.join(TOKENIZER_FILES)}). "
+            "Save the model's tokenizer there with save_pretrained."
+        )
+    _check_tokenizer(directory, int(encoder.get_input_embeddings().weight.shape[0]))
+    weights = _matching(directory, WEIGHTS) or _matching(directory, PICKLED_WEIGHTS)
+    return PublicModel(tuple(sorted({*_matching(directory, TEXT_FILES), *weights})))
+
+
+def _check_tokenizer(directory: Path, embeddings: int) -> None:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        # The tokenizer back ends raise what they like, plain Exception among them.
+        raise ModelError(f"The tokenizer in {directory} cannot be loaded: {error}") from error
+    if tokenizer.pad_token_id is None:
+        raise ModelError(
+            f"The tokenizer in {directory} has no padding token. Set its pad_token and save it again."
+        )
+    if len(tokenizer) > embeddings:
+        raise ModelError(
+            f"The tokenizer in {directory} has {len(tokenizer)} tokens, but the model has {embeddings} embeddings. "
+            "Take the model's own tokenizer."
+        )
+
+
+def _download(name: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    def fetch(*patterns: str) -> Path:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
+
+    try:
+        directory = fetch(*TEXT_FILES, *WEIGHTS)
+        return directory if _matching(directory, WEIGHTS) else fetch(*TEXT_FILES, *PICKLED_WEIGHTS)
+    # Every error of the hub's client is an OSError, but for a malformed name.
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"base_model.source {name!r} is no directory here, and the Hugging Face hub did not give it: {reason} "
+            f"Check the name and the network, give a local directory, or set base_model.source to {EMBEDDED}."
+        ) from error
+
+
+def _matching(directory: Path, patterns: tuple[str, ...]) -> list[Path]:
+    return [file for pattern in patterns for file in directory.glob(pattern) if file.is_file()]

@@ -1,0 +1,32 @@
+"""Parameters of the selection stage."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+EMBEDDED = "embedded"
+
+
+class SelectionConfig(BaseModel):
+    """The public corpus, and how layers are compared on it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    corpus: str = Field(
+        default=EMBEDDED,
+        min_length=1,
+        description="embedded (docstrings of public packages), or a .txt, .parquet, .jsonl, .csv or .tsv file; "
+        "a .txt file has one record a line, the others a column named text",
+    )
+    corpus_records: int = Field(
+        default=4000,
+        gt=0,
+        description="records of the corpus that are used; entropy settles from about 1000 on",
+    )
+    bootstrap: int = Field(default=500, ge=2, description="resamples behind each standard error")
+    layers: Literal["auto"] | tuple[int, ...] = Field(
+        default="auto",
+        description="sparse layers to choose among: auto for all, or a list of layer indices; one index decides",
+    )

@@ -1,0 +1,194 @@
+"""Where a base model may come from, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+from transformers import SwitchTransformersConfig, SwitchTransformersEncoderModel, T5Config, T5EncoderModel
+
+from raptor.errors import ModelError, ParameterError
+from raptor.moe.classifier import MoEClassifier
+from raptor.pipelines.base_model.config import BaseModelConfig
+from raptor.pipelines.base_model.nodes import obtain_base_model
+from raptor.pipelines.base_model.source import locate
+from tests.pipelines.directories import save_base_model, save_tokenizer
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return save_base_model(tmp_path / "model")
+
+
+def obtain(source: Path | str, target: Path) -> set[str]:
+    """Names of the files that the node's output saves."""
+    model = obtain_base_model(BaseModelConfig(source=str(source)))
+    target.mkdir()
+    model.save_to(target)
+    return {file.name for file in target.iterdir()}
+
+
+def test_a_local_directory_is_copied_without_what_does_not_belong(directory: Path, tmp_path: Path) -> None:
+    (directory / "modeling_custom.py").write_text("raise SystemExit")
+    (directory / "optimizer.bin").write_bytes(b"x")
+    (directory / "notes.csv").write_text("x")
+    (directory / "checkpoint-1").mkdir()
+    copied = obtain(directory, tmp_path / "copy")
+    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= copied
+    assert not {"modeling_custom.py", "optimizer.bin", "notes.csv", "checkpoint-1"} & copied
+    loaded = MoEClassifier.from_encoder(tmp_path / "copy", 2)
+    original = MoEClassifier.from_encoder(directory, 2)
+    assert all(bool((a == b).all()) for a, b in zip(loaded.parameters(), original.parameters(), strict=True))
+
+
+def test_the_copy_of_a_link_is_a_file(directory: Path, tmp_path: Path) -> None:
+    linked = tmp_path / "snapshot"
+    linked.mkdir()
+    for file in directory.iterdir():
+        (linked / file.name).symlink_to(file)
+    obtain(linked, tmp_path / "copy")
+    assert not any(file.is_symlink() for file in (tmp_path / "copy").iterdir())
+
+
+def test_code_that_comes_with_a_model_is_never_run(directory: Path, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    (directory / "custom.py").write_text(f"open({str(ran)!r}, 'w')")
+    config = json.loads((directory / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "custom.C", "AutoModel": "custom.M"}}
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="config"):
+        obtain(directory, tmp_path / "copy")
+    assert not ran.exists()
+
+
+def test_a_dense_model_is_refused(tmp_path: Path) -> None:
+    dense = tmp_path / "dense"
+    T5EncoderModel(
+        T5Config(vocab_size=50, d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2)
+    ).save_pretrained(dense)
+    save_tokenizer(dense)
+    with pytest.raises(ModelError, match="not covered"):
+        obtain(dense, tmp_path / "copy")
+
+
+def test_a_switch_model_without_a_sparse_layer_is_refused(tmp_path: Path) -> None:
+    dense = tmp_path / "dense"
+    shape = {"vocab_size": 50, "d_model": 8, "d_ff": 8, "d_kv": 4, "num_layers": 2, "num_heads": 2}
+    config = SwitchTransformersConfig(**shape, num_experts=4)
+    config.encoder_sparse_step = 0
+    SwitchTransformersEncoderModel(config).save_pretrained(dense)
+    save_tokenizer(dense)
+    with pytest.raises(ModelError, match="no sparse layer"):
+        obtain(dense, tmp_path / "copy")
+
+
+def test_a_tuned_model_is_no_public_base(directory: Path, tmp_path: Path) -> None:
+    tuned = tmp_path / "tuned"
+    MoEClassifier.from_encoder(directory, 2).save_pretrained(tuned, ["a", "b"])
+    save_tokenizer(tuned)
+    with pytest.raises(ModelError, match="not public"):
+        obtain(tuned, tmp_path / "copy")
+
+
+def test_a_model_without_tokenizer_is_refused(directory: Path, tmp_path: Path) -> None:
+    for file in directory.glob("*token*"):
+        file.unlink()
+    with pytest.raises(ModelError, match="no tokenizer"):
+        obtain(directory, tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [({"pad": None}, "no padding token"), ({"extra": 40}, "69 tokens, but the model has 50 embeddings")],
+)
+def test_a_tokenizer_that_does_not_fit_is_refused(
+    directory: Path, tmp_path: Path, tokenizer: dict, message: str
+) -> None:
+    save_tokenizer(directory, **tokenizer)
+    with pytest.raises(ModelError, match=message):
+        obtain(directory, tmp_path / "copy")
+
+
+@pytest.mark.parametrize("content", ["{", '{"tokenizer_class": "No"}'])
+def test_a_broken_tokenizer_is_one_error(directory: Path, tmp_path: Path, content: str) -> None:
+    (directory / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelError, match="tokenizer"):
+        obtain(directory, tmp_path / "copy")
+
+
+@pytest.mark.parametrize("damage", ["truncate", "remove"])
+def test_broken_weights_are_one_error(directory: Path, tmp_path: Path, damage: str) -> None:
+    weights = directory / "model.safetensors"
+    if damage == "truncate":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    else:
+        weights.unlink()
+    with pytest.raises(ModelError, match="weights"):
+        obtain(directory, tmp_path / "copy")
+
+
+@pytest.mark.parametrize("source", ["/no/such/place", "./no_such_place", "~/no_such_place"])
+def test_a_missing_directory_is_not_looked_up_on_the_hub(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("went to the hub"))
+    with pytest.raises(ParameterError, match="no such directory"):
+        locate(BaseModelConfig(source=source))
+
+
+def test_a_hub_name_is_downloaded_without_code(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        calls.append((name, revision, allow_patterns))
+        return str(directory)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert locate(BaseModelConfig(source="google/switch-base-8", revision="abc")) == directory
+    ((name, revision, patterns),) = calls
+    assert (name, revision) == ("google/switch-base-8", "abc")
+    assert not any(
+        pattern.endswith((".py", ".bin", "*")) and "LICENSE" not in pattern for pattern in patterns
+    )
+
+
+def test_pickled_weights_are_fetched_only_when_there_is_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    monkeypatch.setattr(
+        huggingface_hub,
+        "snapshot_download",
+        lambda *_, allow_patterns, **__: calls.append(allow_patterns) or str(tmp_path),
+    )
+    locate(BaseModelConfig(source="old/model"))
+    assert ["pytorch_model*.bin" in patterns for patterns in calls] == [False, True]
+
+
+def test_no_network_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: object, **__: object) -> str:
+        raise LocalEntryNotFoundError("Got: ConnectError\nlong advice")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(
+        ModelError, match=r"'no/model' is no directory here.*ConnectError.*embedded"
+    ) as caught:
+        locate(BaseModelConfig(source="no/model"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_malformed_hub_name_is_one_clear_error() -> None:
+    with pytest.raises(ModelError, match="is no directory here"):
+        locate(BaseModelConfig(source="a/b/c"))
+
+
+def test_the_embedded_model_is_accepted(tmp_path: Path) -> None:
+    """The default needs no network, and its weights stay small enough to ship."""
+    copied = obtain("embedded", tmp_path / "copy")
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= copied
+    assert (tmp_path / "copy" / "model.safetensors").stat().st_size <= 8 * 2**20
