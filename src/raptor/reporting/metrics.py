@@ -1,8 +1,9 @@
 """Accuracy, macro F1, recall, largest class and calibration error, with their standard errors.
 
-Everything is a ratio of sums over the two tables of `EvaluationTables`. Of noisy tables the *sums* are clamped
-to zero, not the cells: a cell-wise clamp would push every empty cell of a large matrix up by 0.4 standard
-deviations, and the total, a sum of K^2 cells, would be far too large. Cells are clamped where they are shown.
+Everything is a ratio of sums over the two tables of `EvaluationTables`. Of noisy tables the *sums* are
+clamped to zero, not the cells: a cell-wise clamp would push every empty cell of a large matrix up by 0.4
+standard deviations, and the total, a sum of K^2 cells, would be far too large. Cells are clamped where they
+are shown.
 
 Two standard errors are told apart, both by the delta method on the gradient of a metric over the cells:
 * sampling: another held-out set of the same size (cells are multinomial counts);

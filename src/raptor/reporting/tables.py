@@ -41,11 +41,7 @@ class EvaluationTables:
         columns = len(RELIABILITY_COLUMNS)
         if confusion.ndim != 2 or confusion.shape[0] != confusion.shape[1] or confusion.shape[0] < 1:
             raise DataError(f"The confusion matrix has the shape {confusion.shape}; it must be square.")
-        if (
-            reliability.ndim != 2
-            or reliability.shape[1] != len(RELIABILITY_COLUMNS)
-            or reliability.shape[0] < 1
-        ):
+        if reliability.ndim != 2 or reliability.shape[1] != columns or reliability.shape[0] < 1:
             raise DataError(f"The reliability table has the shape {reliability.shape}; it must be (bins, 3).")
         if not (np.isfinite(confusion).all() and np.isfinite(reliability).all()):
             raise DataError("An evaluation table holds a value that is not finite; evaluate the model again.")

@@ -1,0 +1,84 @@
+"""Parameters of the evaluation stage, and what follows from them before anything is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from raptor.errors import ParameterError
+from raptor.reporting.methods import LARGEST, RAPTOR
+
+EMBEDDED = "embedded"
+Baseline = Literal["largest_class", "base_model", "nonprivate", "monolithic"]
+TRAINED: tuple[Baseline, ...] = ("nonprivate", "monolithic")
+ALL_BASELINES: tuple[Baseline, ...] = ("largest_class", "base_model", *TRAINED)
+
+# A confusion matrix and a reliability table.
+TABLES_PER_MODEL = 2
+
+
+class EvaluationConfig(BaseModel):
+    """What the private model is compared with, and whether its held-out records need protection."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    records_are_public: Literal["auto"] | bool = Field(
+        default="auto",
+        description="true: the records are public text, evaluation is exact and free; false: evaluation gets noise "
+        "and is charged to the budget; auto: true for the embedded records alone",
+    )
+    baselines: Literal["auto"] | tuple[Baseline, ...] = Field(
+        default="auto",
+        description="auto for all that the records allow, or a list of largest_class, base_model, nonprivate and "
+        "monolithic; the last two need public records",
+    )
+    noise_multiplier: float = Field(
+        default=20.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="noise deviation over sensitivity of each evaluation table; used for private records alone",
+    )
+    calibration_bins: int = Field(default=10, ge=2, le=100, description="bins of the reliability table")
+    batch_size: int = Field(default=256, gt=0, description="records of one forward pass; changes no result")
+
+
+@dataclass(frozen=True)
+class EvaluationScope:
+    """What will be evaluated, and how many noisy tables that needs.
+
+    models: methods that are models and get their own tables, the private model first.
+    """
+
+    records_are_public: bool
+    baselines: tuple[Baseline, ...]
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return (RAPTOR, *(name for name in self.baselines if name != LARGEST))
+
+    @property
+    def releases(self) -> int:
+        """Noisy tables to reserve in the privacy plan: none for public records."""
+        return 0 if self.records_are_public else TABLES_PER_MODEL * len(self.models)
+
+
+def evaluation_scope(config: EvaluationConfig, source: str) -> EvaluationScope:
+    """Settle `auto` for a source of records; pure, so that the privacy plan can reserve its releases first.
+
+    Raises:
+        ParameterError: a baseline is asked for that private records do not allow.
+    """
+    public = source == EMBEDDED if config.records_are_public == "auto" else config.records_are_public
+    if config.baselines == "auto":
+        return EvaluationScope(public, tuple(name for name in ALL_BASELINES if public or name not in TRAINED))
+    asked = tuple(name for name in ALL_BASELINES if name in config.baselines)
+    refused = [name for name in asked if name in TRAINED]
+    if refused and not public:
+        raise ParameterError(
+            f"evaluation.baselines asks for {' and '.join(refused)}, but the records of ingestion.source are "
+            "private: training them again needs the records without protection, or a second budget. Leave them "
+            "out, or, if the records are public text, set evaluation.records_are_public=true."
+        )
+    return EvaluationScope(public, asked)

@@ -1,0 +1,218 @@
+"""The report: one self-contained HTML page that says what was guaranteed, what it cost and what it gained.
+
+Everything in it is released or public. It needs no script, loads nothing, follows the reader's light or dark
+theme and prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp
+from typing import TYPE_CHECKING, Any
+
+from raptor.reporting import words
+from raptor.reporting.comparison import EXACT, NOISED, Comparison
+from raptor.reporting.figures import Bar, accuracy_comparison, calibration, confusion_matrix
+from raptor.reporting.guarantee import Guarantee
+from raptor.reporting.methods import LARGEST, MONOLITHIC, NONPRIVATE, NOTES, RAPTOR, TITLES
+from raptor.reporting.privacy_figures import StreamCost, budget_curve, epsilon_composition
+from raptor.reporting.style import to_svg
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TEMPLATES = "templates"
+PRIORS = (0.01, 0.1, 0.5)
+
+
+@dataclass(frozen=True)
+class BigNumber:
+    """One of the three figures on top."""
+
+    number: str
+    what: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class ReportInputs:
+    """All that the page is made of.
+
+    labels: names of the classes, declared public.
+    routing: the figure of the public layer choice, with a sentence that says what it shows.
+    parameters: section -> parameter -> value; nothing that names a file of the user.
+    certificate: where `raptor verify` finds the certificate, as a path relative to the project.
+    """
+
+    comparison: Comparison
+    labels: Sequence[str]
+    guarantee: Guarantee
+    routing: Figure
+    routing_headline: str
+    parameters: Mapping[str, Mapping[str, Any]]
+    certificate: str
+    version: str
+
+
+def method_bars(comparison: Comparison, epsilon: float) -> list[Bar]:
+    """The methods of the accuracy figure, with a remark on each."""
+    notes = {**NOTES, RAPTOR: f"private, epsilon {words.round_up(epsilon)}"}
+    return [
+        Bar(TITLES[name], notes[name], accuracy, is_ours=name == RAPTOR)
+        for name, accuracy in comparison.accuracies.items()
+    ]
+
+
+def verdict(comparison: Comparison, epsilon: float) -> str:
+    """One sentence: what the model can do at this epsilon, compared with doing nothing and with no privacy."""
+    ours, floor = comparison.metrics[RAPTOR].accuracy, comparison.floor
+    start = f"With a proven epsilon of {words.round_up(epsilon)}"
+    margin = 2 * (ours.standard_error**2 + floor.standard_error**2) ** 0.5
+    if ours.value - floor.value <= margin:
+        return (
+            f"{start}, the private model is not measurably better than always answering the largest class: "
+            f"{words.percent(ours.value)} of held-out records against {words.percent(floor.value)}."
+        )
+    sentence = (
+        f"{start}, the private model classifies {words.percent(ours.value)} of held-out records correctly; "
+        f"always answering the largest class gets {words.percent(floor.value)}"
+    )
+    if comparison.kept is None:
+        return f"{sentence}."
+    return f"{sentence}, training without privacy {words.percent(comparison.accuracies[NONPRIVATE].value)}."
+
+
+def big_numbers(comparison: Comparison, guarantee: Guarantee) -> list[BigNumber]:
+    """Epsilon, accuracy, gain kept."""
+    ours, floor = comparison.metrics[RAPTOR].accuracy, comparison.floor
+    against = f"largest class {words.percent(floor.value)}"
+    if NONPRIVATE in comparison.accuracies:
+        against += f", without privacy {words.percent(comparison.accuracies[NONPRIVATE].value)}"
+    numbers = [
+        BigNumber(
+            words.round_up(guarantee.epsilon),
+            "epsilon, all releases in one ledger",
+            f"budget {guarantee.target:g}, delta {guarantee.delta:.3g}, one {guarantee.unit} protected",
+        ),
+        BigNumber(words.percent(ours.value), "of held-out records classified correctly", against),
+    ]
+    if comparison.kept is not None:
+        numbers.append(
+            BigNumber(
+                words.percent(comparison.kept.value, 0),
+                "of the gain without privacy kept",
+                f"± {200 * comparison.kept.standard_error:.0f} points, two standard errors",
+            )
+        )
+    else:
+        numbers.append(
+            BigNumber(
+                f"{words.points(ours.value - floor.value)}",
+                "points over the largest class",
+                "training without privacy was not run",
+            )
+        )
+    return numbers
+
+
+def render_report(inputs: ReportInputs) -> str:
+    """The page as HTML text."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("raptor.reporting", TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        percent=words.percent, up=words.round_up, compact=words.compact, sure=words.certainty_percent
+    )
+    comparison, guarantee = inputs.comparison, inputs.guarantee
+    belief = words.certainty(guarantee.epsilon)
+    return environment.get_template("report.html.jinja").render(
+        verdict=verdict(comparison, guarantee.epsilon),
+        big=big_numbers(comparison, guarantee),
+        figures=_figures(inputs),
+        comparison=comparison,
+        rows=_rows(comparison),
+        recall=list(zip(inputs.labels, comparison.metrics[RAPTOR].recall, strict=True)),
+        evaluation=EXACT if comparison.records_are_public else NOISED,
+        guarantee=guarantee,
+        unit=words.UNITS[guarantee.unit],
+        neighbours=words.ADJACENCY[guarantee.adjacency].format(unit=words.UNITS[guarantee.unit]),
+        replaces=guarantee.adjacency == "replace-one",
+        factor=words.times(exp(guarantee.epsilon)),
+        belief=belief,
+        beliefs=[(prior, words.raised_belief(prior, guarantee.epsilon)) for prior in PRIORS],
+        delta_odds=words.one_in(guarantee.delta),
+        has_monolithic=MONOLITHIC in comparison.metrics,
+        routing_headline=inputs.routing_headline,
+        parameters=inputs.parameters,
+        certificate=inputs.certificate,
+        version=inputs.version,
+    )
+
+
+def _rows(comparison: Comparison) -> list[dict[str, Any]]:
+    ordered = sorted(comparison.accuracies.items(), key=lambda item: -item[1].value)
+    return [
+        {
+            "name": TITLES[name],
+            "accuracy": accuracy,
+            "metrics": None if name == LARGEST else comparison.metrics[name],
+            "ours": name == RAPTOR,
+        }
+        for name, accuracy in ordered
+    ]
+
+
+def _figures(inputs: ReportInputs) -> dict[str, Any]:
+    from markupsafe import Markup
+
+    comparison, guarantee = inputs.comparison, inputs.guarantee
+    tables, metrics = comparison.tables[RAPTOR], comparison.metrics[RAPTOR]
+    bars = method_bars(comparison, guarantee.epsilon)
+    streams = [StreamCost(f"{stream.name} stream", stream.epsilon_alone) for stream in guarantee.streams]
+    steps = [step for step, _ in guarantee.curve]
+    spent = [epsilon for _, epsilon in guarantee.curve]
+    drawn = {
+        "accuracy": (
+            accuracy_comparison(bars),
+            "Accuracy of every method",
+            "; ".join(f"{bar.name} {words.percent(bar.accuracy.value)}" for bar in bars),
+        ),
+        "confusion": (
+            confusion_matrix(tables, inputs.labels),
+            "Confusion matrix of the private model",
+            "Recall by class: "
+            + "; ".join(
+                f"{label} {words.percent(recall.value, 0)}"
+                for label, recall in zip(inputs.labels, metrics.recall, strict=True)
+            ),
+        ),
+        "calibration": (
+            calibration(tables),
+            "Calibration of the private model",
+            f"Expected calibration error {words.percent(metrics.calibration_error.value)}.",
+        ),
+        "composition": (
+            epsilon_composition(streams, guarantee.epsilon),
+            "Epsilon of each stream alone, their sum, and of the joint ledger",
+            "; ".join(f"{stream.name} {words.round_up(stream.epsilon)}" for stream in streams)
+            + f"; joint {words.round_up(guarantee.epsilon)}",
+        ),
+        "curve": (
+            budget_curve(steps, spent, guarantee.target),
+            "Epsilon spent over the private steps",
+            f"Grows from 0 to {words.round_up(spent[-1])} in {steps[-1]} steps.",
+        ),
+        "routing": (inputs.routing, "Owner entropy of every sparse layer", inputs.routing_headline),
+    }
+    # The SVG comes from our own drawing code, which escapes the texts in it.
+    return {
+        name: Markup(to_svg(figure, f"figure-{name}", title, text))  # noqa: S704
+        for name, (figure, title, text) in drawn.items()
+    }
