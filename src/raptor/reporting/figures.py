@@ -38,7 +38,7 @@ class Bar:
 def accuracy_comparison(bars: Sequence[Bar]) -> Figure:
     """Accuracy of every method as horizontal bars, best on top, lines of two standard errors."""
     ordered = sorted(bars, key=lambda bar: (bar.accuracy.value, bar.is_ours))
-    with style.drawing(6.6, 0.62 * len(ordered) + 0.75) as figure:
+    with style.drawing(5.6, 0.6 * len(ordered) + 0.75) as figure:
         axes = figure.subplots()
         style.bare(axes)
         for row, bar in enumerate(ordered):
@@ -122,8 +122,8 @@ def calibration(tables: EvaluationTables) -> Figure:
     count, confidence, correct = np.maximum(tables.reliability, 0.0).T
     bins = len(count)
     edges = np.arange(bins) / bins
-    # A bin that holds less than the noise on its count says nothing.
-    shown = count > max(2 * tables.reliability_noise, 0.5)
+    # A bin whose count does not stand out of the noise says nothing.
+    shown = count > max(5 * tables.reliability_noise, 0.5)
     with style.drawing(5.4, 5.1) as figure:
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
         style.bare(top, grid="y")
@@ -131,7 +131,8 @@ def calibration(tables: EvaluationTables) -> Figure:
         top.plot([0, 100], [0, 100], color=style.MUTED, linestyle=(0, (4, 3)), linewidth=1.2)
         top.text(3, 93, "above the line: too modest", color=style.MUTED, fontsize=9.5)
         top.text(98, 5, "below the line: too sure", color=style.MUTED, fontsize=9.5, ha="right")
-        mean = np.clip(confidence[shown] / count[shown], 0, 1)
+        # The mean confidence of a bin lies in the bin; noise may have carried it out.
+        mean = np.clip(confidence[shown] / count[shown], edges[shown], edges[shown] + 1 / bins)
         right = np.clip(correct[shown] / count[shown], 0, 1)
         noise = tables.reliability_noise / count[shown]
         error = np.sqrt(right * (1 - right) / count[shown] + noise**2 * (1 + right**2))

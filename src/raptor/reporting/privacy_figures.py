@@ -68,7 +68,7 @@ def budget_curve(steps: Sequence[int], epsilons: Sequence[float], target: float)
         axes.annotate(
             round_up(epsilons[-1]),
             (steps[-1], epsilons[-1]),
-            (-4, -14),
+            (0, 5),
             textcoords="offset points",
             ha="right",
             fontweight="bold",

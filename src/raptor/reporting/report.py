@@ -67,20 +67,20 @@ def method_bars(comparison: Comparison, epsilon: float) -> list[Bar]:
 def verdict(comparison: Comparison, epsilon: float) -> str:
     """One sentence: what the model can do at this epsilon, compared with doing nothing and with no privacy."""
     ours, floor = comparison.metrics[RAPTOR].accuracy, comparison.floor
-    start = f"With a proven epsilon of {words.round_up(epsilon)}"
+    start = f"At a proven epsilon of {words.round_up(epsilon)}, the private model"
     margin = 2 * (ours.standard_error**2 + floor.standard_error**2) ** 0.5
     if ours.value - floor.value <= margin:
         return (
-            f"{start}, the private model is not measurably better than always answering the largest class: "
-            f"{words.percent(ours.value)} of held-out records against {words.percent(floor.value)}."
+            f"{start} is not measurably better than always answering the largest class: "
+            f"{words.percent(ours.value)} of held-out records right, against {words.percent(floor.value)}."
         )
     sentence = (
-        f"{start}, the private model classifies {words.percent(ours.value)} of held-out records correctly; "
-        f"always answering the largest class gets {words.percent(floor.value)}"
+        f"{start} gets {words.percent(ours.value)} of held-out records right, "
+        f"against {words.percent(floor.value)} for always answering the largest class"
     )
-    if comparison.kept is None:
+    if NONPRIVATE not in comparison.accuracies:
         return f"{sentence}."
-    return f"{sentence}, training without privacy {words.percent(comparison.accuracies[NONPRIVATE].value)}."
+    return f"{sentence} and {words.percent(comparison.accuracies[NONPRIVATE].value)} without privacy."
 
 
 def big_numbers(comparison: Comparison, guarantee: Guarantee) -> list[BigNumber]:
@@ -92,16 +92,16 @@ def big_numbers(comparison: Comparison, guarantee: Guarantee) -> list[BigNumber]
     numbers = [
         BigNumber(
             words.round_up(guarantee.epsilon),
-            "epsilon, all releases in one ledger",
-            f"budget {guarantee.target:g}, delta {guarantee.delta:.3g}, one {guarantee.unit} protected",
+            f"epsilon for one {guarantee.unit}",
+            f"budget {guarantee.target:g}, delta {words.small(guarantee.delta)}",
         ),
-        BigNumber(words.percent(ours.value), "of held-out records classified correctly", against),
+        BigNumber(words.percent(ours.value), "of held-out records right", against),
     ]
     if comparison.kept is not None:
         numbers.append(
             BigNumber(
                 words.percent(comparison.kept.value, 0),
-                "of the gain without privacy kept",
+                "of the gain without privacy, kept",
                 f"± {200 * comparison.kept.standard_error:.0f} points, two standard errors",
             )
         )
@@ -128,7 +128,11 @@ def render_report(inputs: ReportInputs) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        percent=words.percent, up=words.round_up, compact=words.compact, sure=words.certainty_percent
+        percent=words.percent,
+        up=words.round_up,
+        compact=words.compact,
+        sure=words.certainty_percent,
+        small=words.small,
     )
     comparison, guarantee = inputs.comparison, inputs.guarantee
     belief = words.certainty(guarantee.epsilon)
@@ -148,6 +152,7 @@ def render_report(inputs: ReportInputs) -> str:
         belief=belief,
         beliefs=[(prior, words.raised_belief(prior, guarantee.epsilon)) for prior in PRIORS],
         delta_odds=words.one_in(guarantee.delta),
+        same_steps=bool({NONPRIVATE, MONOLITHIC} & set(comparison.metrics)),
         has_monolithic=MONOLITHIC in comparison.metrics,
         routing_headline=inputs.routing_headline,
         parameters=inputs.parameters,

@@ -8,12 +8,13 @@ ADJACENCY = {
     "add-remove": "Two data sets are neighbours when one has {unit} that the other lacks (add/remove).",
     "replace-one": "Two data sets are neighbours when {unit} of one is exchanged for another (replace-one).",
 }
+PERCENT = "\N{NO-BREAK SPACE}%"
 UNITS = {"record": "one record", "user": "one user with all of that user's records"}
 
 
 def percent(share: float, digits: int = 1) -> str:
     """`0.523` as `52.3 %`."""
-    return f"{100 * share:.{digits}f} %"
+    return f"{100 * share:.{digits}f}{PERCENT}"
 
 
 def points(difference: float) -> str:
@@ -43,7 +44,14 @@ def certainty_percent(share: float) -> str:
     digits = 1
     while digits < 6 and f"{100 * share:.{digits}f}" == f"{100:.{digits}f}":
         digits += 1
-    return f"{100 * share:.{digits}f} %"
+    return f"{100 * share:.{digits}f}{PERCENT}"
+
+
+def small(value: float) -> str:
+    """A small number without a padded exponent: `1e-6`, `0.05`."""
+    text = f"{value:.3g}"
+    mantissa, mark, exponent = text.partition("e")
+    return f"{mantissa}e{int(exponent)}" if mark else text
 
 
 def one_in(delta: float) -> str:
@@ -62,7 +70,7 @@ def times(factor: float) -> str:
 def compact(value: object) -> str:
     """A parameter as a person would type it."""
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return small(value) if abs(value) < 1e-3 else f"{value:.6g}"
     if isinstance(value, (list, tuple)):
         return ", ".join(compact(item) for item in value)
     return "none" if value is None else str(value)
