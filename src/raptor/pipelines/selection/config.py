@@ -26,7 +26,14 @@ class SelectionConfig(BaseModel):
         description="records of the corpus that are used; entropy settles from about 1000 on",
     )
     bootstrap: int = Field(default=500, ge=2, description="resamples behind each standard error")
-    layers: Literal["auto"] | tuple[int, ...] = Field(
+    layers: Literal["auto"] | int | tuple[int, ...] = Field(
         default="auto",
         description="sparse layers to choose among: auto for all, or a list of layer indices; one index decides",
     )
+
+    @property
+    def candidates(self) -> tuple[int, ...] | None:
+        """The layers to choose among, None for all."""
+        if self.layers == "auto":
+            return None
+        return (self.layers,) if isinstance(self.layers, int) else self.layers
