@@ -128,7 +128,9 @@ def test_no_gradient_is_left_on_the_model_and_hooks_are_gone(role) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert torch.equal(before, model(batch.input_ids, batch.attention_mask))
-    assert all("forward" not in vars(module) and "compute_bias" not in vars(module) for module in model.modules())
+    assert all(
+        "forward" not in vars(module) and "compute_bias" not in vars(module) for module in model.modules()
+    )
 
 
 @pytest.mark.parametrize("role", ["shared", "expert", "monolithic"])

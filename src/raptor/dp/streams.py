@@ -63,7 +63,7 @@ class RandomStream:
         radius = uniform.log_().mul_(-2.0).sqrt_()
         angle = turn * (2.0 * math.pi * unit)
         drawn = torch.cat([radius * angle.cos(), radius * angle.sin_()])
-        return drawn[:count].view(*shape)
+        return drawn[:count].reshape(tuple(shape))
 
 
 class RandomSource:

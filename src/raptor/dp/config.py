@@ -1,0 +1,98 @@
+"""Parameters of private training: the constants of the two streams and of what follows them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PrivacyConfig(_Config):
+    """The budget and whom it protects."""
+
+    epsilon: float = Field(
+        gt=0, strict=True, allow_inf_nan=False, description="privacy budget for everything released"
+    )
+    delta: float = Field(
+        gt=0,
+        lt=1,
+        strict=True,
+        allow_inf_nan=False,
+        description="probability that the budget does not cover; below 1/n",
+    )
+    adjacency: Literal["add-remove", "replace-one"] = Field(
+        default="add-remove", description="neighbouring data sets: one record more or less, or one exchanged"
+    )
+    unit: Literal["record"] = Field(default="record", description="who is protected")
+    population: Literal["auto"] | Annotated[int, Field(gt=0, strict=True)] = Field(
+        default="auto",
+        description="public number of training records n; auto takes the rows of the training split and "
+        "declares that number public",
+    )
+    allow_large_delta: bool = Field(
+        default=False,
+        description="accept delta >= 1/n, at which publishing one whole record would satisfy the guarantee",
+    )
+
+
+class StreamConfig(_Config):
+    """One stream of releases and its optimizer."""
+
+    steps_per_cycle: int = Field(default=1, ge=0, description="steps of this stream in one cycle")
+    clipping_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="C, norm of one record")
+    learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False, description="peak step size")
+    noise_weight: float = Field(
+        default=1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="noise multiplier relative to the other streams; a larger one saves budget for them",
+    )
+
+
+class TrainingConfig(_Config):
+    """Schedule, streams and place of the private training."""
+
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(default="auto", description="auto takes the best")
+    threads: int | None = Field(default=None, gt=0, description="CPU threads; null leaves the default")
+    batch_size: int = Field(default=512, gt=0, description="B, expected batch size of both streams")
+    physical_batch_size: int = Field(
+        default=256, gt=0, description="records of one forward pass; changes memory and nothing else"
+    )
+    cycles: int = Field(default=40, gt=0, description="T, repetitions of the shared and the expert steps")
+    shared: StreamConfig = Field(default=StreamConfig())
+    expert: StreamConfig = Field(default=StreamConfig())
+    frozen: tuple[str, ...] = Field(
+        default=(),
+        description="name patterns of shared parameters that stay as they are, such as *.shared.weight",
+    )
+    schedule: Literal["constant", "linear"] = Field(
+        default="linear", description="step size over the run: constant, or falling to a tenth"
+    )
+    adam_betas: tuple[float, float] = Field(default=(0.9, 0.999), description="decay of Adam's two moments")
+    adam_epsilon: float = Field(default=1e-8, gt=0, allow_inf_nan=False, description="Adam's epsilon")
+    randomness: Literal["secure", "seeded"] = Field(
+        default="secure",
+        description="secure: keyed from the operating system; seeded: for tests, the certificate says not private",
+    )
+    seed: int | None = Field(default=None, description="seed of the seeded mode; must be null otherwise")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainingConfig:
+        if (self.randomness == "seeded") != (self.seed is not None):
+            raise ValueError(
+                "training.seed goes with training.randomness=seeded and with nothing else: "
+                "privacy never rests on a seed"
+            )
+        if self.shared.steps_per_cycle + self.expert.steps_per_cycle == 0:
+            raise ValueError("both streams have 0 steps per cycle, so nothing would be trained")
+        if not all(0.0 <= beta < 1.0 for beta in self.adam_betas):
+            raise ValueError("training.adam_betas must both lie in [0, 1)")
+        return self
+
+    def steps(self, stream: StreamConfig) -> int:
+        """Releases of a stream over the whole run."""
+        return self.cycles * stream.steps_per_cycle

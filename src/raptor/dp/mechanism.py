@@ -1,0 +1,78 @@
+"""The one place where noise is added. It writes the ledger first."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from raptor.accounting.types import Release
+from raptor.dp.clipping import ClippedSum
+from raptor.dp.plan import StreamPlan
+from raptor.dp.streams import RandomStream
+from raptor.errors import BudgetError
+
+
+class ReleaseSink(Protocol):
+    """Where releases are written. `append` returns when the release would survive a crash."""
+
+    def append(self, release: Release) -> object: ...
+
+
+class GaussianMechanism:
+    """Turns the clipped sums of one stream into releases.
+
+    Guarantee:
+        Released is (sum + N(0, (sigma C)^2 I)) / D, for the concatenation of all parameters of the stream.
+        Sensitivity: one unit moves the sum by at most C, as the clipped sum itself states; a sum that states
+        another sensitivity than the plan's is refused. For experts the sum is the concatenation of all
+        blocks, one unit moves one block, so the step is one Gaussian mechanism and not one per expert.
+        Adjacency: that of the clipped sum. Assumes: rate, sigma, C, D and the number of steps are public
+        constants; the noise stream is used for nothing else. Every call adds noise to every coordinate,
+        whether or not a record fell into the sample, and no more calls than planned are answered.
+    """
+
+    def __init__(self, stream: StreamPlan, noise: RandomStream, generator: str, sink: ReleaseSink) -> None:
+        """`generator` names the source of `noise` in the ledger."""
+        self.stream = stream
+        self._noise = noise
+        self._generator = generator
+        self._sink = sink
+        self._released = 0
+
+    def release(self, total: ClippedSum) -> dict[str, Tensor]:
+        """Name -> noisy sum over the denominator, in the tensors' own dtype and place.
+
+        Raises:
+            BudgetError: the stream has made all its planned releases, or the sum has another sensitivity
+                than the plan.
+        """
+        plan = self.stream
+        if self._released >= plan.steps:
+            raise BudgetError(
+                f"Stream {plan.name!r} has made its {plan.steps} planned releases; another one is not paid for."
+            )
+        if total.sensitivity.norm != plan.clipping_norm:
+            raise BudgetError(
+                f"A sum of stream {plan.name!r} has sensitivity {total.sensitivity.norm}, but the plan says "
+                f"{plan.clipping_norm}. Nothing was released."
+            )
+        release = Release(
+            stream=plan.name,
+            step=self._released,
+            rate=plan.rate,
+            noise_multiplier=plan.noise_multiplier,
+            sensitivity=total.sensitivity,
+            denominator=plan.denominator,
+            dimension=sum(tensor.numel() for tensor in total.tensors.values()),
+            generator=self._generator,
+        )
+        self._sink.append(release)
+        self._released += 1
+        noisy: dict[str, Tensor] = {}
+        for name, tensor in total.tensors.items():
+            noise = self._noise.normals(tensor.shape).mul_(release.noise_deviation)
+            # Summed in float64: the addition itself must not depend on the rounding of a smaller type.
+            summed = tensor.detach().cpu().double().add_(noise).div_(plan.denominator)
+            noisy[name] = summed.to(device=tensor.device, dtype=tensor.dtype)
+        return noisy

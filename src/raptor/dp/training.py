@@ -1,0 +1,271 @@
+"""The training loop: alternating private streams, each with its own sampler, engine, mechanism and optimizer.
+
+RAPTOR is algorithm 1 of arXiv 2609.05770: in every cycle shared steps on the shared parameters, then expert
+steps on all experts of the protected layer, each step on a new Poisson sample. The monolithic baseline
+(Tholoniat et al., arXiv 2402.07334) is one stream over everything with one clip and one noise. The non-private
+baseline is the same schedule without clipping and noise; it is for public records only.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Sequence
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from raptor.accounting.types import Adjacency, Unit
+from raptor.dp.clipping import ClippingRule
+from raptor.dp.config import StreamConfig, TrainingConfig
+from raptor.dp.gradients.engine import GradientEngine, JointGradients, OwnerExpertGradients, record_losses
+from raptor.dp.mechanism import GaussianMechanism, ReleaseSink
+from raptor.dp.plan import EXPERT, MONOLITHIC, SHARED, PrivacyPlan
+from raptor.dp.records import EncodedRecords
+from raptor.dp.sampling import PoissonSampler
+from raptor.dp.streams import RandomSource
+from raptor.errors import ParameterError
+from raptor.moe.classifier import MoEClassifier
+from raptor.moe.roles import expert_parameters, shared_parameters
+
+Method = Literal["raptor", "monolithic", "nonprivate"]
+FINAL_SHARE = 0.1
+
+
+class Stream(Protocol):
+    """Something that can make one training step."""
+
+    def step(self) -> None: ...
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that a parameter asks for; `auto` is the best there is.
+
+    Raises:
+        ParameterError: the device is not on this machine.
+    """
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if name == "auto":
+        return torch.device(next(kind for kind, present in available.items() if present))
+    if not available.get(name, False):
+        present = ", ".join(kind for kind, there in available.items() if there)
+        raise ParameterError(
+            f"training.device is {name!r}, which this machine does not have. It has: {present}."
+        )
+    return torch.device(name)
+
+
+def random_source(config: TrainingConfig) -> RandomSource:
+    """The source of coins and noise that the parameters ask for."""
+    return RandomSource.secure() if config.seed is None else RandomSource.seeded(config.seed)
+
+
+def trainable_shared(model: MoEClassifier, frozen: Sequence[str]) -> tuple[str, ...]:
+    """Names of the shared parameters that are trained.
+
+    Raises:
+        ParameterError: a pattern matches nothing, or nothing is left.
+    """
+    names = shared_parameters(model)
+    for pattern in frozen:
+        if not fnmatch.filter(names, pattern):
+            raise ParameterError(
+                f"training.frozen has the pattern {pattern!r}, which matches no shared parameter."
+            )
+    kept = tuple(name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in frozen))
+    if not kept:
+        raise ParameterError("training.frozen leaves no shared parameter to train.")
+    return kept
+
+
+class _Optimizer:
+    """Adam fed with releases in place of gradients: post-processing, it costs no privacy."""
+
+    def __init__(
+        self,
+        model: MoEClassifier,
+        names: Sequence[str],
+        config: TrainingConfig,
+        learning_rate: float,
+        steps: int,
+    ) -> None:
+        self._parameters = {name: model.get_parameter(name) for name in names}
+        self._adam = torch.optim.Adam(
+            list(self._parameters.values()),
+            lr=learning_rate,
+            betas=config.adam_betas,
+            eps=config.adam_epsilon,
+            foreach=False,
+        )
+        final = FINAL_SHARE if config.schedule == "linear" else 1.0
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(
+            self._adam, lambda step: 1.0 - (1.0 - final) * min(step / max(steps - 1, 1), 1.0)
+        )
+
+    def apply(self, update: dict[str, Tensor]) -> None:
+        for name, value in update.items():
+            self._parameters[name].grad = value
+        self._adam.step()
+        self._adam.zero_grad(set_to_none=True)
+        self._schedule.step()
+
+
+class PrivateStream:
+    """Sample, clip and sum, add noise, update: one step of one role.
+
+    Guarantee:
+        Released is what the mechanism releases; the update is post-processing of it. Nothing is skipped: an
+        empty sample makes a step of noise alone, and an expert without a record gets its noise and its
+        optimizer step like any other. Assumes what sampler, engine and mechanism assume.
+    """
+
+    def __init__(
+        self,
+        sampler: PoissonSampler,
+        engine: GradientEngine,
+        rule: ClippingRule,
+        mechanism: GaussianMechanism,
+        optimizer: _Optimizer,
+        records: EncodedRecords,
+        physical_batch_size: int,
+        device: torch.device,
+    ) -> None:
+        self._sampler = sampler
+        self._engine = engine
+        self._rule = rule
+        self._mechanism = mechanism
+        self._optimizer = optimizer
+        self._records = records
+        self._size = physical_batch_size
+        self._device = device
+
+    def step(self) -> None:
+        sample = self._sampler.draw()
+        total = self._engine.clipped_sum(self._records.take(sample[:0], self._device), self._rule)
+        for batch in self._records.physical_batches(sample, self._size, self._device):
+            total.add(self._engine.clipped_sum(batch, self._rule))
+        self._optimizer.apply(self._mechanism.release(total))
+
+
+class NonPrivateStream:
+    """The same step without clipping and noise. It protects nobody and is for public records only."""
+
+    def __init__(
+        self,
+        sampler: PoissonSampler,
+        model: MoEClassifier,
+        names: Sequence[str],
+        optimizer: _Optimizer,
+        records: EncodedRecords,
+        config: TrainingConfig,
+        device: torch.device,
+    ) -> None:
+        self._sampler = sampler
+        self._model = model
+        self._parameters = {name: model.get_parameter(name) for name in names}
+        self._optimizer = optimizer
+        self._records = records
+        self._config = config
+        self._device = device
+
+    def step(self) -> None:
+        total = {name: torch.zeros_like(parameter) for name, parameter in self._parameters.items()}
+        for parameter in self._parameters.values():
+            parameter.requires_grad_(True)
+        sample = self._sampler.draw()
+        for batch in self._records.physical_batches(sample, self._config.physical_batch_size, self._device):
+            loss = record_losses(self._model, batch).sum()
+            gradients = torch.autograd.grad(loss, list(self._parameters.values()), allow_unused=True)
+            for name, gradient in zip(total, gradients, strict=True):
+                if gradient is not None:
+                    total[name] += gradient
+        for parameter in self._parameters.values():
+            parameter.requires_grad_(False)
+        self._optimizer.apply({name: value / self._config.batch_size for name, value in total.items()})
+
+
+class Trainer:
+    """Builds the streams of a method and runs its schedule."""
+
+    def __init__(
+        self,
+        model: MoEClassifier,
+        records: EncodedRecords,
+        plan: PrivacyPlan,
+        config: TrainingConfig,
+        randomness: RandomSource,
+        sink: ReleaseSink,
+    ) -> None:
+        """The model is trained in place; it is moved to the configured device."""
+        self._device = resolve_device(config.device)
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        self._model = model.to(self._device).eval()
+        self._records = records
+        self._plan = plan
+        self._config = config
+        self._randomness = randomness
+        self._sink = sink
+
+    def steps(self, method: Method = "raptor") -> Iterator[int]:
+        """Make the steps of the whole schedule one by one, yielding the number of each, from 0."""
+        for number, stream in enumerate(self._schedule(method)):
+            stream.step()
+            yield number
+
+    def train(self, method: Method = "raptor") -> None:
+        """Run the whole schedule."""
+        for _ in self.steps(method):
+            pass
+
+    def _schedule(self, method: Method) -> list[Stream]:
+        config = self._config
+        shared_names = trainable_shared(self._model, config.frozen)
+        total_steps = config.steps(config.shared) + config.steps(config.expert)
+        if method == "raptor":
+            cycle: list[Stream] = []
+            if config.shared.steps_per_cycle:
+                engine = JointGradients(self._model, shared_names)
+                cycle += [self._private(SHARED, engine, config.shared)] * config.shared.steps_per_cycle
+            if config.expert.steps_per_cycle:
+                experts = OwnerExpertGradients(self._model, self._plan.layer)
+                cycle += [self._private(EXPERT, experts, config.expert)] * config.expert.steps_per_cycle
+            return cycle * config.cycles
+        names = shared_names + expert_parameters(self._model)
+        if method == "monolithic":
+            return [
+                self._private(MONOLITHIC, JointGradients(self._model, names), config.shared)
+            ] * total_steps
+        return [
+            NonPrivateStream(
+                self._sampler("nonprivate", config.batch_size / self._plan.population),
+                self._model,
+                names,
+                _Optimizer(self._model, names, config, config.shared.learning_rate, total_steps),
+                self._records,
+                config,
+                self._device,
+            )
+        ] * total_steps
+
+    def _sampler(self, name: str, rate: float) -> PoissonSampler:
+        return PoissonSampler(len(self._records), rate, self._randomness.stream(f"{name}/coins"))
+
+    def _private(self, name: str, engine: GradientEngine, config: StreamConfig) -> PrivateStream:
+        plan = self._plan.stream(name)
+        return PrivateStream(
+            self._sampler(name, plan.rate),
+            engine,
+            ClippingRule(plan.clipping_norm, Adjacency(self._plan.adjacency), Unit(self._plan.unit)),
+            GaussianMechanism(
+                plan, self._randomness.stream(f"{name}/noise"), self._randomness.name, self._sink
+            ),
+            _Optimizer(self._model, engine.parameters, self._config, config.learning_rate, plan.steps),
+            self._records,
+            self._config.physical_batch_size,
+            self._device,
+        )

@@ -1,0 +1,47 @@
+"""Wiring of the training stage."""
+
+from kedro.pipeline import Node, Pipeline
+
+from raptor.pipelines.cards import mechanism_card
+from raptor.pipelines.mechanism import mechanism_node
+from raptor.pipelines.training.nodes import plan_privacy, train_raptor
+
+
+def create_pipeline() -> Pipeline:
+    return Pipeline(
+        [
+            Node(
+                plan_privacy,
+                inputs=[
+                    "base_model",
+                    "layer_plan",
+                    "public_constants",
+                    "params:privacy",
+                    "params:training",
+                    "params:evaluation",
+                    "params:ingestion",
+                ],
+                outputs="privacy_plan",
+                name="plan_privacy",
+                tags=["public"],
+            ),
+            mechanism_node(
+                train_raptor,
+                inputs=[
+                    "base_model",
+                    "label_names",
+                    "private_train",
+                    "owner_partition",
+                    "privacy_plan",
+                    "release_journals",
+                    "params:training",
+                ],
+                outputs=["raptor_model", "release_log"],
+                name="train_raptor",
+                releases=["raptor_model"],
+                ledger="release_log",
+                tags=["private"],
+                preview_fn=mechanism_card("train_raptor", ["raptor_model"], "release_log"),
+            ),
+        ]
+    )

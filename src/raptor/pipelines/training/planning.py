@@ -1,0 +1,126 @@
+"""From parameters and declared facts to the privacy plans of RAPTOR and of its monolithic baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from raptor.accounting.types import Adjacency, Unit
+from raptor.dp.config import PrivacyConfig, TrainingConfig
+from raptor.dp.gradients.engine import JointGradients, OwnerExpertGradients
+from raptor.dp.plan import (
+    EVALUATION,
+    EXPERT,
+    MONOLITHIC,
+    SHARED,
+    PrivacyPlan,
+    StreamPlan,
+    StreamShape,
+    make_plan,
+)
+from raptor.dp.training import random_source, resolve_device, trainable_shared
+from raptor.errors import ParameterError
+from raptor.moe.classifier import MoEClassifier
+from raptor.pipelines.evaluation.config import EvaluationConfig, EvaluationScope
+
+
+def protected_layer(layer_plan: Mapping[str, Any]) -> int:
+    """The one layer whose experts are trained.
+
+    Raises:
+        ParameterError: the layer plan names none or several.
+    """
+    layers = layer_plan["layers"]
+    if len(layers) != 1:
+        raise ParameterError(
+            f"The layer plan names the layers {layers}; exactly one can be protected. Set selection.layers to "
+            "auto or to a single layer."
+        )
+    return int(layers[0])
+
+
+def check_model(base_model: Path, layer_plan: Mapping[str, Any], training: TrainingConfig) -> None:
+    """Refuse a model or a device that training could not use, before anything is spent.
+
+    Raises:
+        ModelError: a trainable parameter has no exact per-record gradient, or the layer is not sparse.
+        ParameterError: the device is missing, or a pattern of frozen parameters matches nothing.
+    """
+    resolve_device(training.device)
+    model = MoEClassifier.from_encoder(base_model, 2)
+    JointGradients(model, trainable_shared(model, training.frozen))
+    OwnerExpertGradients(model, protected_layer(layer_plan))
+
+
+def raptor_plan(
+    layer_plan: Mapping[str, Any],
+    public_constants: Mapping[str, Any],
+    privacy: PrivacyConfig,
+    training: TrainingConfig,
+    evaluation: EvaluationConfig,
+    scope: EvaluationScope,
+) -> PrivacyPlan:
+    """The plan of RAPTOR: both streams, and what the evaluation has reserved, in one ledger."""
+    experts = int(layer_plan["experts"])
+    shapes = [
+        StreamShape(
+            SHARED,
+            training.steps(training.shared),
+            training.shared.clipping_norm,
+            float(training.batch_size),
+            training.shared.noise_weight,
+        ),
+        StreamShape(
+            EXPERT,
+            training.steps(training.expert),
+            training.expert.clipping_norm,
+            training.batch_size / experts,
+            training.expert.noise_weight,
+            experts,
+        ),
+    ]
+    reserved = [StreamPlan(EVALUATION, 1.0, evaluation.noise_multiplier, scope.releases, 1.0, 1.0)] * bool(
+        scope.releases
+    )
+    facts = ["held-out records and labels, which are evaluated without noise"] * scope.records_are_public
+    return _plan(layer_plan, public_constants, privacy, training, shapes, reserved, facts)
+
+
+def monolithic_plan(
+    layer_plan: Mapping[str, Any],
+    public_constants: Mapping[str, Any],
+    privacy: PrivacyConfig,
+    training: TrainingConfig,
+) -> PrivacyPlan:
+    """The plan of the baseline: as many steps as RAPTOR has in all, one clip, one noise, the same budget."""
+    steps = training.steps(training.shared) + training.steps(training.expert)
+    shape = StreamShape(MONOLITHIC, steps, training.shared.clipping_norm, float(training.batch_size))
+    return _plan(layer_plan, public_constants, privacy, training, [shape], [], [])
+
+
+def _plan(
+    layer_plan: Mapping[str, Any],
+    public_constants: Mapping[str, Any],
+    privacy: PrivacyConfig,
+    training: TrainingConfig,
+    shapes: Sequence[StreamShape],
+    reserved: Sequence[StreamPlan],
+    facts: Sequence[str],
+) -> PrivacyPlan:
+    population = int(public_constants["population"])
+    return make_plan(
+        shapes=[shape for shape in shapes if shape.steps],
+        reserved=reserved,
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        adjacency=Adjacency(privacy.adjacency),
+        unit=Unit(privacy.unit),
+        batch_size=training.batch_size,
+        population=population,
+        population_source=str(public_constants["population_source"]),
+        layer=protected_layer(layer_plan),
+        generator=random_source(training).name,
+        taken_as_public=[*public_constants["taken_as_public"], *facts],
+        allow_large_delta=privacy.allow_large_delta,
+    )

@@ -1,0 +1,53 @@
+"""From the Arrow tables of ingestion to the tensors that training samples from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from raptor.dp.records import EncodedRecords
+from raptor.errors import DataError
+
+
+def encoded_records(split: Any, owners: Any | None, layer: int | None) -> EncodedRecords:
+    """Tensors of a split with the columns `input_ids` and `label`.
+
+    Args:
+        split: `datasets.Dataset` of the split.
+        owners: `datasets.Dataset` with one column a layer, in the order of the split; None for a split
+            that no expert step uses.
+        layer: the protected layer, when owners are given.
+
+    Raises:
+        DataError: a column is missing, or the tables do not belong together.
+    """
+    tokens = _column(split, "input_ids", "split").combine_chunks()
+    lengths = torch.from_numpy(np.diff(tokens.offsets.to_numpy()).astype(np.int64))
+    width = max(int(lengths.max()), 1) if len(lengths) else 1
+    ids = torch.zeros(len(lengths), width, dtype=torch.int32)
+    ids[torch.arange(width)[None] < lengths[:, None]] = torch.from_numpy(
+        tokens.flatten().to_numpy(zero_copy_only=False).astype(np.int32)
+    )
+    labels = torch.from_numpy(_column(split, "label", "split").to_numpy().astype(np.int64))
+    if owners is None:
+        owner = torch.zeros(len(labels), dtype=torch.int64)
+    else:
+        owner = torch.from_numpy(
+            _column(owners, f"layer_{layer}", "owner partition").to_numpy().astype(np.int64)
+        )
+    return EncodedRecords(ids, lengths, labels, owner)
+
+
+def _column(table: Any, name: str, what: str) -> pa.ChunkedArray:
+    if name not in table.column_names:
+        raise DataError(
+            f"The {what} has no column {name!r}; it has {', '.join(table.column_names)}. It was made with other "
+            "parameters: run the ingestion stage again."
+        )
+    # `flatten_indices` applies a selection that datasets keep beside the table.
+    return (
+        table.flatten_indices().data.column(name) if table._indices is not None else table.data.column(name)
+    )
