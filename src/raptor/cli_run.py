@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 import kedro
+from kedro.framework import project
 from kedro.framework.cli.project import run as kedro_run
 from omegaconf import OmegaConf
 
@@ -55,7 +56,7 @@ def _for_the_user(error: Exception) -> str | None:
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
-        error = error.__cause__ or error.__context__
+        error = error.__cause__
 
 
 def _check_env(env: str | None, conf_source: Path) -> None:
@@ -65,7 +66,7 @@ def _check_env(env: str | None, conf_source: Path) -> None:
 
 
 def _check_pipelines(names: list[str]) -> None:
-    package = importlib.util.find_spec("raptor.pipelines")
+    package = importlib.util.find_spec(f"{project.PACKAGE_NAME}.pipelines")
     folders = [Path(place) for place in (package.submodule_search_locations or [])] if package else []
     known = [
         "__default__",

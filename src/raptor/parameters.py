@@ -11,7 +11,7 @@ import functools
 import importlib
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any, Union, get_args, get_origin
+from typing import Any, ClassVar, Union, get_args, get_origin
 
 from kedro.framework.context import KedroContext
 from pydantic import BaseModel, ValidationError
@@ -34,6 +34,8 @@ MODELS: Mapping[str, str] = {
 class RaptorContext(KedroContext):
     """Kedro's context with all parameters validated, whichever pipelines run."""
 
+    parameter_models: ClassVar[Mapping[str, str]] = MODELS
+
     @functools.cached_property
     def params(self) -> dict[str, Any]:
         """Top-level key to its validated model.
@@ -41,10 +43,10 @@ class RaptorContext(KedroContext):
         Raises:
             ParameterError: one line for each parameter that is unknown, missing or invalid.
         """
-        return validate(self.config_loader["parameters"], load_models())
+        return validate(self.config_loader["parameters"], load_models(self.parameter_models))
 
 
-def load_models(models: Mapping[str, str] = MODELS) -> dict[str, type[BaseModel]]:
+def load_models(models: Mapping[str, str]) -> dict[str, type[BaseModel]]:
     """Import the models of the stages that this project has."""
     loaded = {}
     for key, reference in models.items():

@@ -118,13 +118,14 @@ def check_pipeline(pipeline: Pipeline, resolve: Resolve, base: Resolve | None = 
     leaks: list[Leak] = []
     labels: dict[str, Label] = {}
     for name in sorted(pipeline.inputs()):
-        # An input that nobody makes and nobody labels may hold anything.
+        if _is_parameter(name):
+            _raise_label(labels, name, Label.PUBLIC)
+            continue
         entry = Entry.parse(name, resolve(name))
-        label = Label.PUBLIC if _is_parameter(name) else (entry.label or Label.PRIVATE)
-        if not _is_parameter(name):
-            leaks += _entry_leaks("input", entry, label)
-            leaks += _lowered("input", entry, Entry.parse(name, base(name))) if base else []
-        _raise_label(labels, name, label if entry.label is not None or _is_parameter(name) else Label.PRIVATE)
+        # An input that nobody makes and nobody labels may hold anything.
+        _raise_label(labels, name, Label.PRIVATE if entry.label is None else entry.label)
+        leaks += _entry_leaks("input", entry, entry.label)
+        leaks += _lowered("input", entry, Entry.parse(name, base(name))) if base else []
     for node in pipeline.nodes:
         leaks += _node_leaks(node, resolve, base, labels)
     return leaks
@@ -146,7 +147,7 @@ def _node_leaks(node: Node, resolve: Resolve, base: Resolve | None, labels: dict
             why = f"labelled {label.word}, but made from {', '.join(sources)} ({taint.word})"
             leaks.append(Leak(node.name, name, "leak", why))
             label = floor
-        leaks += _entry_leaks(node.name, entry, label)
+        leaks += _entry_leaks(node.name, entry, floor if entry.label is None else entry.label)
         leaks += _lowered(node.name, entry, Entry.parse(name, base(name))) if base else []
         _raise_label(labels, name, label)
     return leaks

@@ -101,7 +101,7 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted names and leaves of nested mappings and models; lists are leaves."""
     if hasattr(value, "model_dump"):
         value = value.model_dump(mode="json")
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, Mapping) and (value or not prefix):
         for key, item in value.items():
             yield from flatten(item, f"{prefix}.{key}" if prefix else str(key))
     else:

@@ -164,7 +164,6 @@ def _record(name: str, config: Mapping[str, Any], data: Any) -> Record | None:
             f"Catalog entry {name}: metadata.mlflow.kind is {spec.get('kind')!r}; use {_KINDS}."
         )
     place = Path(str(config.get("filepath") or config.get("path") or ""))
-    # Metrics are read from what was saved, which the caller cannot change any more.
     return Record(name, kinds, spec.get("artifact_dir"), spec.get("prefix", name), place, data)
 
 

@@ -1,0 +1,3 @@
+from raptor.cli import cli
+
+__all__ = ["cli"]
