@@ -5,7 +5,6 @@ All are frozen and checked when they are made, so that a wrong number cannot tra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Literal
@@ -190,13 +189,14 @@ class EpsilonBound:
     """An epsilon that the composed events do not exceed at `delta`.
 
     Attributes:
-        method: `pld` (privacy loss distribution), `rdp` (Renyi, looser, for a delta below the floor of
-            PLD) or `none` (nothing was released).
+        method: `pld` (privacy loss distribution), `rdp` (Renyi divergence, sound but looser) or `none`
+            (nothing was released).
+        library: accountants that were asked, with versions.
         bound: always `upper`: the true epsilon is at most `epsilon`.
-        library: accountant and version.
         grid: width of the privacy-loss grid that gave the figure; None without a grid.
         refined: relative change of epsilon in the last halving of the grid; None without a grid.
-        note: plain words when the figure is looser than usual, else empty.
+        renyi: bound by Renyi divergences at the best order, a check: it may never be below `epsilon`.
+        note: plain words when the figure is looser than usual or was not confirmed, else empty.
     """
 
     epsilon: float
@@ -207,6 +207,7 @@ class EpsilonBound:
     bound: Literal["upper"] = "upper"
     grid: float | None = None
     refined: float | None = None
+    renyi: float | None = None
     note: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -215,7 +216,10 @@ class EpsilonBound:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Noise multipliers, one per shape in their order, whose joint epsilon is at most `target`."""
+    """Noise multipliers, one per shape in their order, whose joint epsilon is at most `target`.
+
+    Every noise multiplier is `factor` times the weight of its shape.
+    """
 
     noise_multipliers: tuple[float, ...]
     epsilon: float
@@ -224,13 +228,11 @@ class Calibration:
     achieved: EpsilonBound
 
     def to_json(self) -> dict[str, Any]:
+        rest = {key: value for key, value in self.achieved.to_json().items() if key != "epsilon"}
         return {
             "sigmas": list(self.noise_multipliers),
             "epsilon": self.epsilon,
             "target": self.target,
             "factor": self.factor,
-            **{key: value for key, value in self.achieved.to_json().items() if key != "epsilon"},
+            **rest,
         }
-
-
-Json = Mapping[str, Any]
