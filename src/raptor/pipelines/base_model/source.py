@@ -84,7 +84,7 @@ def check(directory: Path) -> PublicModel:
             f"{directory} has no tokenizer (none of {', '.join(TOKENIZER_FILES)}). "
             "Save the model's tokenizer there with save_pretrained."
         )
-    _check_tokenizer(directory, int(encoder.get_input_embeddings().weight.shape[0]))
+    _check_tokenizer(directory, int(encoder.config.vocab_size))
     weights = _matching(directory, WEIGHTS) or _matching(directory, PICKLED_WEIGHTS)
     return PublicModel(tuple(sorted({*_matching(directory, TEXT_FILES), *weights})))
 
