@@ -1,4 +1,4 @@
-"""Metrics from the two tables: by hand, against scikit-learn, and their standard errors against simulation."""
+"""Metrics from the two tables: by hand, against scikit-learn, and errors against simulation."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from raptor.reporting.metrics import Estimate, Metrics, compute_metrics, gain_ke
 from raptor.reporting.tables import EvaluationTables
 
 EXACT = (
-    "The held-out records were declared public: they are evaluated exactly, and that costs no privacy budget."
+    "The records were declared public: the held-out ones are evaluated exactly, and baselines are trained on the "
+    "others without protection. That costs no privacy budget."
 )
 NOISED = (
     "The held-out records are private: each evaluation table was released once, with Gaussian noise, and charged "

@@ -6,7 +6,7 @@ theme and prints.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from raptor.reporting.style import to_svg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pydantic import BaseModel
 
 TEMPLATES = "templates"
 PRIORS = (0.01, 0.1, 0.5)
@@ -53,6 +54,19 @@ class ReportInputs:
     parameters: Mapping[str, Mapping[str, Any]]
     certificate: str
     version: str
+
+
+def flat_parameters(config: BaseModel) -> dict[str, Any]:
+    """Dotted name -> value of a stage's parameters."""
+
+    def leaves(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+        for key, item in value.items():
+            if isinstance(item, Mapping):
+                yield from leaves(item, f"{prefix}{key}.")
+            else:
+                yield f"{prefix}{key}", item
+
+    return dict(leaves(config.model_dump(mode="json"), ""))
 
 
 def method_bars(comparison: Comparison, epsilon: float) -> list[Bar]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 RELIABILITY_COLUMNS = ("count", "confidence", "correct")
+
+# Most that one record adds to a table, in L2 norm: 1 to one cell; (1, confidence <= 1, correct <= 1) to one row.
+CONFUSION_SENSITIVITY = 1.0
+RELIABILITY_SENSITIVITY = sqrt(3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +92,8 @@ def tables_from_probabilities(
     probabilities: (N, K), rows sum to one. labels: (N,) in [0, K). bins: number of bins of equal width over
     [0, 1]; a confidence on an edge belongs to the bin above it, 1.0 to the last one.
 
-    One record adds 1 to one cell of the confusion matrix (L2 sensitivity 1 under add/remove) and
-    (1, confidence <= 1, correct <= 1) to one row of the reliability table (L2 sensitivity sqrt(3)).
+    One record moves the confusion matrix by `CONFUSION_SENSITIVITY` and the reliability table by at most
+    `RELIABILITY_SENSITIVITY` when it is added or removed.
     A record whose probabilities are not finite counts as class 0 at confidence 0: an error would tell that
     there is such a record.
     Raises DataError when shapes disagree or a label is out of range.

@@ -1,0 +1,101 @@
+"""The methods that RAPTOR is compared with, trained on records that are public."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from raptor.dp.config import PrivacyConfig, TrainingConfig
+from raptor.dp.plan import PrivacyPlan
+from raptor.dp.records import EncodedRecords
+from raptor.dp.training import Method, Trainer, random_source, resolve_device
+from raptor.errors import DataError
+from raptor.moe.classifier import MoEClassifier
+from raptor.pipelines.evaluation.config import EvaluationConfig, EvaluationScope
+from raptor.pipelines.evaluation.scoring import score_model
+from raptor.pipelines.training.planning import monolithic_plan
+from raptor.progress import track
+from raptor.reporting.methods import BASE, MONOLITHIC, NONPRIVATE, RAPTOR, TITLES
+from raptor.reporting.tables import EvaluationTables
+
+METHODS: Mapping[str, Method] = {NONPRIVATE: "nonprivate", MONOLITHIC: "monolithic"}
+
+
+def baseline_tables(
+    scope: EvaluationScope,
+    base_model: Path,
+    classes: int,
+    train: EncodedRecords,
+    heldout: EncodedRecords,
+    plan: PrivacyPlan,
+    layer_plan: Mapping[str, Any],
+    public_constants: Mapping[str, Any],
+    privacy: PrivacyConfig,
+    training: TrainingConfig,
+    evaluation: EvaluationConfig,
+) -> dict[str, EvaluationTables]:
+    """Exact, private tables of the base model and of each baseline that the scope allows to train.
+
+    The trained baselines use RAPTOR's sampler, rate, number of steps and optimizer. The monolithic one spends
+    the whole budget of the plan on one stream. Their releases are not recorded: the scope lets them train on
+    public records only, and their models are dropped once they are scored.
+    """
+    device = resolve_device(training.device)
+    tables = {}
+    for name in scope.models:
+        if name == RAPTOR:
+            continue
+        model = MoEClassifier.from_encoder(base_model, classes)
+        if name != BASE:
+            own_plan = plan
+            if name == MONOLITHIC:
+                own_plan = monolithic_plan(layer_plan, public_constants, privacy, training)
+            trainer = Trainer(model, train, own_plan, training, random_source(training), sink=[])
+            steps = training.steps(training.shared) + training.steps(training.expert)
+            for _ in track(trainer.steps(METHODS[name]), f"Training a baseline: {TITLES[name]}", steps):
+                pass
+        tables[name] = score_model(
+            model,
+            heldout,
+            evaluation.calibration_bins,
+            evaluation.batch_size,
+            device,
+            f"Evaluating: {TITLES[name]}",
+        )
+    return tables
+
+
+def results_to_json(tables: Mapping[str, EvaluationTables], plan: Mapping[str, Any]) -> dict[str, Any]:
+    """`baseline_results`: tables by method, and the plan that they belong to."""
+    return {
+        "plan": plan_digest(plan),
+        "tables": {name: value.to_json() for name, value in tables.items()},
+    }
+
+
+def results_from_json(
+    results: Mapping[str, Any], plan: Mapping[str, Any], wanted: Sequence[str]
+) -> dict[str, EvaluationTables]:
+    """Tables of the wanted methods.
+
+    Raises:
+        DataError: a method is missing, or the results were made under another privacy plan, so that steps and
+            budget would differ from the private model's.
+    """
+    found = results.get("tables", {})
+    missing = [name for name in wanted if name not in found]
+    if missing or results.get("plan") != plan_digest(plan):
+        why = f"lacks {', '.join(missing)}" if missing else "was made with another privacy plan"
+        raise DataError(
+            f"baseline_results {why}. Run `kedro run --pipelines evaluation` to make it again with the present "
+            "parameters."
+        )
+    return {name: EvaluationTables.from_json(found[name]) for name in wanted}
+
+
+def plan_digest(plan: Mapping[str, Any]) -> str:
+    """Digest of a privacy plan, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()

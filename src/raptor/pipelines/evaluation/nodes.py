@@ -1,0 +1,179 @@
+"""Nodes of the evaluation stage."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raptor.dp.config import PrivacyConfig, TrainingConfig
+from raptor.pipelines.evaluation.config import EvaluationConfig, evaluation_scope
+from raptor.pipelines.ingestion.config import IngestionConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+logger = logging.getLogger(__name__)
+
+CERTIFICATE = "data/08_reporting/privacy_certificate.json"
+
+
+def train_baselines(
+    base_model: Path,
+    label_names: Sequence[str],
+    private_train: Any,
+    private_heldout: Any,
+    layer_plan: Mapping[str, Any],
+    public_constants: Mapping[str, Any],
+    privacy_plan: Mapping[str, Any],
+    privacy: PrivacyConfig,
+    training: TrainingConfig,
+    evaluation: EvaluationConfig,
+    ingestion: IngestionConfig,
+) -> dict[str, Any]:
+    """Train and score what RAPTOR is compared with; exact and private, so the result stays on this machine.
+
+    Raises:
+        ParameterError: a baseline is asked for that private records do not allow.
+    """
+    from raptor.dp.plan import PrivacyPlan
+    from raptor.pipelines.evaluation.baselines import baseline_tables, results_to_json
+    from raptor.pipelines.training.records import encoded_records
+
+    scope = evaluation_scope(evaluation, str(ingestion.source))
+    tables = baseline_tables(
+        scope,
+        base_model,
+        len(label_names),
+        encoded_records(private_train, None, None),
+        encoded_records(private_heldout, None, None),
+        PrivacyPlan.from_json(privacy_plan),
+        layer_plan,
+        public_constants,
+        privacy,
+        training,
+        evaluation,
+    )
+    return results_to_json(tables, privacy_plan)
+
+
+def evaluate_model(
+    raptor_model: Path,
+    label_names: Sequence[str],
+    private_heldout: Any,
+    baseline_results: Mapping[str, Any],
+    privacy_plan: Mapping[str, Any],
+    release_journals: Path,
+    training: TrainingConfig,
+    evaluation: EvaluationConfig,
+    ingestion: IngestionConfig,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Metrics of the private model and of its baselines on the held-out records, and the log of releases.
+
+    Guarantee:
+        Of private records, released are two tables a model with Gaussian noise: a confusion matrix
+        (sensitivity 1) and a reliability table (sensitivity sqrt(3)), by the stream `evaluation` of the plan;
+        everything else is post-processing. Adjacency and unit are the plan's. Public records are evaluated
+        exactly and nothing is claimed for them. Assumes that a record's answer depends on that record and on
+        released weights alone, and that `evaluation.records_are_public` is true only of public records.
+
+    Raises:
+        BudgetError: the plan has reserved no, or too few, releases for this evaluation.
+        DataError: the baselines were made with other parameters.
+    """
+    from raptor.dp.plan import EVALUATION, PrivacyPlan
+    from raptor.dp.training import random_source, resolve_device
+    from raptor.errors import BudgetError, ModelError
+    from raptor.moe.classifier import MoEClassifier
+    from raptor.pipelines.evaluation.baselines import results_from_json
+    from raptor.pipelines.evaluation.noise import release_tables
+    from raptor.pipelines.evaluation.scoring import score_model
+    from raptor.pipelines.training.records import encoded_records
+    from raptor.reporting.comparison import EXACT, compare, metrics_to_json
+    from raptor.reporting.methods import RAPTOR
+
+    scope = evaluation_scope(evaluation, str(ingestion.source))
+    plan = PrivacyPlan.from_json(privacy_plan)
+    if scope.records_are_public and any(stream.name == EVALUATION for stream in plan.streams):
+        raise BudgetError(
+            "The privacy plan was made for private held-out records, but evaluation.records_are_public now says "
+            "that they are public. Set it back, or train again, so that plan and certificate say the same."
+        )
+    baselines = results_from_json(baseline_results, privacy_plan, scope.models[1:])
+    model = MoEClassifier.from_pretrained(raptor_model)
+    if model.num_labels != len(label_names):
+        raise ModelError(
+            f"{raptor_model} knows {model.num_labels} classes, but label_names has {len(label_names)}. They come "
+            "from different runs: run the training stage again."
+        )
+    own = score_model(
+        model,
+        encoded_records(private_heldout, None, None),
+        evaluation.calibration_bins,
+        evaluation.batch_size,
+        resolve_device(training.device),
+        "Evaluating: RAPTOR",
+    )
+    tables = {RAPTOR: own, **baselines}
+    log: list[dict[str, Any]] = [{"stream": EVALUATION, "releases": 0, "why": EXACT}]
+    if not scope.records_are_public:
+        tables, log = release_tables(tables, plan, raptor_model, release_journals, random_source(training))
+    metrics = metrics_to_json(compare(tables, scope.baselines, scope.records_are_public))
+    logger.info("%s", metrics["evaluation"])
+    return metrics, log
+
+
+def draw_figures(
+    evaluation_metrics: Mapping[str, Any], label_names: Sequence[str], privacy_certificate: Mapping[str, Any]
+) -> tuple[Figure, Figure, Figure]:
+    """Accuracy of all methods, confusion matrix and calibration of the private model; released numbers only."""
+    from raptor.reporting.comparison import comparison_from_json
+    from raptor.reporting.figures import accuracy_comparison, calibration, confusion_matrix
+    from raptor.reporting.methods import RAPTOR
+    from raptor.reporting.report import method_bars
+
+    comparison = comparison_from_json(evaluation_metrics)
+    tables = comparison.tables[RAPTOR]
+    return (
+        accuracy_comparison(method_bars(comparison, float(privacy_certificate["epsilon"]))),
+        confusion_matrix(tables, label_names),
+        calibration(tables),
+    )
+
+
+def write_report(
+    evaluation_metrics: Mapping[str, Any],
+    label_names: Sequence[str],
+    privacy_plan: Mapping[str, Any],
+    privacy_certificate: Mapping[str, Any],
+    routing_profile: Mapping[str, Any],
+    layer_plan: Mapping[str, Any],
+    privacy: PrivacyConfig,
+    training: TrainingConfig,
+    evaluation: EvaluationConfig,
+) -> str:
+    """The report as one self-contained HTML page, from released and public values only."""
+    from raptor import __version__
+    from raptor.pipelines.selection.figure import draw
+    from raptor.pipelines.selection.profile import headline
+    from raptor.reporting.comparison import comparison_from_json
+    from raptor.reporting.guarantee import read_guarantee
+    from raptor.reporting.report import ReportInputs, flat_parameters, render_report
+
+    return render_report(
+        ReportInputs(
+            comparison=comparison_from_json(evaluation_metrics),
+            labels=label_names,
+            guarantee=read_guarantee(privacy_plan, privacy_certificate),
+            routing=draw(dict(routing_profile), dict(layer_plan)),
+            routing_headline=headline(dict(layer_plan)),
+            parameters={
+                "privacy": flat_parameters(privacy),
+                "training": flat_parameters(training),
+                "evaluation": flat_parameters(evaluation),
+            },
+            certificate=CERTIFICATE,
+            version=__version__,
+        )
+    )

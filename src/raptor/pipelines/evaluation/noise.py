@@ -1,0 +1,140 @@
+"""The evaluation of private records: each table leaves with noise, once, within what the plan has reserved."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from raptor.accounting.types import Sensitivity
+from raptor.dp.clipping import ClippedSum
+from raptor.dp.mechanism import GaussianMechanism
+from raptor.dp.plan import EVALUATION, PrivacyPlan
+from raptor.errors import BudgetError
+from raptor.pipelines.evaluation.config import TABLES_PER_MODEL
+from raptor.reporting.tables import CONFUSION_SENSITIVITY, RELIABILITY_SENSITIVITY, EvaluationTables
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from raptor.dp.streams import RandomSource
+
+NOISE_PURPOSE = f"{EVALUATION}/noise"
+
+
+def noised_table(
+    table: NDArray[np.float64], sensitivity: float, mechanism: GaussianMechanism, plan: PrivacyPlan
+) -> NDArray[np.float64]:
+    """One noisy release of a table of counts.
+
+    Guarantee:
+        Released is table + N(0, (sigma s)^2 I), s = `sensitivity`, through `raptor.dp.mechanism`. The table is
+        scaled so that one record moves it by the norm of the plan's evaluation stream, and scaled back
+        afterwards, which is post-processing. Adjacency and unit are the plan's; under replace-one the
+        accountant doubles the distance. Assumes that one record moves the table by at most `sensitivity` in
+        L2 norm when it is added or removed.
+    """
+    norm = mechanism.stream.clipping_norm
+    scaled = torch.from_numpy(table * (norm / sensitivity))
+    total = ClippedSum({"table": scaled}, Sensitivity(norm, plan.adjacency, plan.unit))
+    released = mechanism.release(total)["table"].numpy()
+    return released * (mechanism.stream.denominator * sensitivity / norm)
+
+
+def noised_tables(
+    exact: EvaluationTables, mechanism: GaussianMechanism, plan: PrivacyPlan
+) -> EvaluationTables:
+    """Both tables of a model, as two releases."""
+    multiplier = plan.stream(EVALUATION).noise_multiplier
+    return EvaluationTables(
+        confusion=noised_table(exact.confusion, CONFUSION_SENSITIVITY, mechanism, plan),
+        reliability=noised_table(exact.reliability, RELIABILITY_SENSITIVITY, mechanism, plan),
+        confusion_noise=multiplier * CONFUSION_SENSITIVITY,
+        reliability_noise=multiplier * RELIABILITY_SENSITIVITY,
+    )
+
+
+def release_tables(
+    exact: Mapping[str, EvaluationTables],
+    plan: PrivacyPlan,
+    model: Path,
+    journals: Path,
+    randomness: RandomSource,
+) -> tuple[dict[str, EvaluationTables], list[dict[str, Any]]]:
+    """Noisy tables of all models and the log of their releases; released once for a trained model.
+
+    What was released is kept beside its journal, so that evaluating the same model again reads it back and
+    spends nothing. Both are bound to the model's weights: a new training has its own plan and budget.
+
+    Args:
+        exact: private tables by method.
+        plan: the privacy plan; its stream `evaluation` has reserved the releases.
+        model: directory of the released model.
+        journals: folder of the release journals.
+        randomness: source of the noise.
+
+    Raises:
+        BudgetError: the plan has not reserved enough releases or names another generator, other tables of
+            this model were released before, or an evaluation was cut off after its budget was spent.
+    """
+    from raptor.accounting.journal import ReleaseJournal
+
+    stream = plan.stream(EVALUATION)
+    needed = TABLES_PER_MODEL * len(exact)
+    if randomness.name != plan.generator:
+        raise BudgetError(
+            f"The privacy plan names the generator {plan.generator}, but training.randomness asks for "
+            f"{randomness.name}. Nothing was released. Set it back, or train again."
+        )
+    if needed > stream.steps:
+        raise BudgetError(
+            f"The evaluation of {', '.join(exact)} needs {needed} noisy tables, but the privacy plan has "
+            f"reserved {stream.steps}. Nothing was released. Train again with the present evaluation.baselines, "
+            "so that the plan reserves them."
+        )
+    place = journals / f"{EVALUATION}-{model_digest(model)}.jsonl"
+    kept = place.with_suffix(".json")
+    if place.exists():
+        return _read_back(kept, place, set(exact))
+    with ReleaseJournal.create(place, plan.to_json()) as journal:
+        mechanism = GaussianMechanism(stream, randomness.stream(NOISE_PURPOSE), randomness.name, journal)
+        noisy = {name: noised_tables(tables, mechanism, plan) for name, tables in exact.items()}
+        log = journal.lines()
+    content = {"tables": {name: tables.to_json() for name, tables in noisy.items()}, "log": log}
+    partial = kept.with_suffix(".partial")
+    partial.write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
+    partial.replace(kept)
+    return noisy, log
+
+
+def model_digest(directory: Path) -> str:
+    """Digest of the released weights; it names the evaluation of one trained model."""
+    digest = hashlib.sha256()
+    for file in sorted(directory.glob("*.safetensors")):
+        digest.update(file.name.encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _read_back(
+    kept: Path, journal: Path, wanted: set[str]
+) -> tuple[dict[str, EvaluationTables], list[dict[str, Any]]]:
+    if not kept.is_file():
+        raise BudgetError(
+            f"An evaluation of this model was cut off after its releases were charged ({journal.name}). They are "
+            "spent, so it cannot be repeated; train again."
+        )
+    content = json.loads(kept.read_text(encoding="utf-8"))
+    tables = {name: EvaluationTables.from_json(value) for name, value in content["tables"].items()}
+    if missing := wanted - set(tables):
+        raise BudgetError(
+            f"{', '.join(sorted(missing))} was not among the models whose evaluation was released for this "
+            f"training ({', '.join(tables)}), and the reserved releases are spent. Leave it out of "
+            "evaluation.baselines, or train again."
+        )
+    return {name: tables[name] for name in tables if name in wanted}, content["log"]

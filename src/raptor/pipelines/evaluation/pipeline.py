@@ -1,0 +1,93 @@
+"""Wiring of the evaluation stage."""
+
+from __future__ import annotations
+
+from kedro.pipeline import Node, Pipeline
+
+from raptor.pipelines.cards import MechanismFacts, mechanism_card
+from raptor.pipelines.evaluation.nodes import draw_figures, evaluate_model, train_baselines, write_report
+from raptor.pipelines.mechanism import mechanism_node
+
+RELEASES = ["evaluation_metrics"]
+LEDGER = "evaluation_release_log"
+FACTS = MechanismFacts(
+    sampling="none: every held-out record is in every table; public records are evaluated exactly",
+    sensitivity="1 for a confusion matrix, sqrt(3) for a reliability table",
+    noise="normal, standard deviation sigma times the sensitivity in every cell",
+    after="metrics and their standard errors from the noisy tables",
+)
+
+
+def create_pipeline() -> Pipeline:
+    """Baselines, released metrics, figures and the report."""
+    return Pipeline(
+        [
+            Node(
+                train_baselines,
+                inputs=[
+                    "base_model",
+                    "label_names",
+                    "private_train",
+                    "private_heldout",
+                    "layer_plan",
+                    "public_constants",
+                    "privacy_plan",
+                    "params:privacy",
+                    "params:training",
+                    "params:evaluation",
+                    "params:ingestion",
+                ],
+                outputs="baseline_results",
+                name="train_baselines",
+                tags=["private"],
+            ),
+            mechanism_node(
+                evaluate_model,
+                inputs=[
+                    "raptor_model",
+                    "label_names",
+                    "private_heldout",
+                    "baseline_results",
+                    "privacy_plan",
+                    "release_journals",
+                    "params:training",
+                    "params:evaluation",
+                    "params:ingestion",
+                ],
+                outputs=["evaluation_metrics", "evaluation_release_log"],
+                name="evaluate_model",
+                releases=RELEASES,
+                ledger=LEDGER,
+                tags=["private"],
+                preview_fn=mechanism_card("evaluate_model", RELEASES, LEDGER, FACTS),
+            ),
+            Node(
+                draw_figures,
+                inputs=["evaluation_metrics", "label_names", "privacy_certificate"],
+                outputs=[
+                    "accuracy_comparison_figure",
+                    "confusion_matrix_figure",
+                    "calibration_figure",
+                ],
+                name="draw_figures",
+                tags=["released"],
+            ),
+            Node(
+                write_report,
+                inputs=[
+                    "evaluation_metrics",
+                    "label_names",
+                    "privacy_plan",
+                    "privacy_certificate",
+                    "routing_profile",
+                    "layer_plan",
+                    "params:privacy",
+                    "params:training",
+                    "params:evaluation",
+                ],
+                outputs="report",
+                name="write_report",
+                tags=["released"],
+            ),
+        ]
+    )
