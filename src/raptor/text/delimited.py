@@ -1,0 +1,262 @@
+"""CSV and TSV, read so that a broken line stops the reading instead of shifting or swallowing others.
+
+The parser is the standard library's `csv` in strict mode; `docs/decisions/0003-reading-records.md` says why.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from raptor.text.columns import CHUNK, Batch, Columns, Layout
+from raptor.text.files import TextForm, text_form, text_lines
+from raptor.text.problems import Findings, Place, RecordError
+from raptor.text.swallowed import SwallowedLines
+
+DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "vertical bars"}
+# A carriage return inside a line belongs to the text, but the parser takes it for a line end. It travels as
+# two noncharacters, which no text may hold.
+CARRIAGE_RETURN = "\ufdd0\ufdd1"
+LONE_CARRIAGE_RETURN = re.compile(r"\r(?!\n|\Z)")
+SEPARATOR_LINE = re.compile(r'^"?sep=(.)"?\r?\n?$')
+QUOTED = re.compile(r'"((?:[^"]|"")*)"')
+# A longer field is taken for a quotation mark that never closes.
+LONGEST_FIELD = 1 << 24
+BLANK = "lines with nothing in them, left out"
+LOOKS_QUOTED = "texts that begin and end with a quotation mark, which is kept"
+
+# Fields, first line, last line.
+Row = tuple[list[str], int, int]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How lines become fields."""
+
+    delimiter: str
+    quoted: bool = True
+    spaced: bool = False
+    skipped: int = 0
+
+
+@dataclass
+class _Lines:
+    """Lines on their way to the parser; remembers those of the record that is being read."""
+
+    source: Iterator[str]
+    protect: bool
+    recent: list[str] = field(default_factory=list)
+    returns: bool = False
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self.source:
+            self.recent.append(line)
+            if self.protect and "\r" in line and LONE_CARRIAGE_RETURN.search(line):
+                self.returns = True
+                yield LONE_CARRIAGE_RETURN.sub(CARRIAGE_RETURN, line)
+            else:
+                yield line
+
+    def restore(self, fields: list[str]) -> list[str]:
+        """The fields with their carriage returns."""
+        if not self.returns:
+            return fields
+        self.returns = False
+        return [text.replace(CARRIAGE_RETURN, "\r") for text in fields]
+
+
+def read_delimited(
+    path: Path, columns: Columns, encoding: str, default: str, findings: Findings
+) -> Iterator[Batch]:
+    """Records of a CSV or TSV file, in batches.
+
+    Args:
+        default: the delimiter that the file's name promises; another one is used when only it separates the
+            columns that are asked for.
+
+    Raises:
+        RecordError: with file and line, when the columns are not there, when a line has more or fewer fields
+            than the header, when a quotation mark is not closed, or when one seems to swallow whole lines.
+    """
+    form = text_form(path, encoding, findings)
+    dialect, layout = _choose_dialect(path, form, columns, default)
+    if dialect.delimiter != default:
+        findings.remark(f"The columns of {path} are separated by {DELIMITERS[dialect.delimiter]}.")
+    if dialect.quoted and dialect.delimiter == "\t":
+        findings.remark(f"{path} quotes its fields as CSV files do, and is read so.")
+    with text_lines(path, form) as lines:
+        source = _Lines(lines, protect=form.newline == "\n")
+        rows = _rows(source, dialect, path)
+        next(rows)
+        source.recent.clear()
+        yield from _batches(rows, source, dialect, layout, path, findings)
+
+
+def _choose_dialect(path: Path, form: TextForm, columns: Columns, default: str) -> tuple[Dialect, Layout]:
+    """The first delimiter that yields the columns; the file name's own is tried first.
+
+    Raises:
+        RecordError: none does; the message is about the delimiter that splits the header most.
+    """
+    with text_lines(path, form) as lines:
+        named = SEPARATOR_LINE.match(next(lines, ""))
+    order = [named.group(1)] if named else [default, *(mark for mark in DELIMITERS if mark != default)]
+    failures: list[tuple[int, RecordError]] = []
+    for delimiter in order:
+        quoted = delimiter != "\t" or _quotes_its_fields(path, form)
+        dialect = Dialect(delimiter, quoted, skipped=1 if named else 0)
+        header: list[str] = []
+        try:
+            header, spaced = _header(path, form, dialect)
+            layout = columns.resolve(header, str(path))
+            return Dialect(delimiter, quoted, spaced, dialect.skipped), layout
+        except RecordError as error:
+            failures.append((len(header), error))
+    raise max(failures, key=lambda failure: failure[0])[1]
+
+
+def _header(path: Path, form: TextForm, dialect: Dialect) -> tuple[list[str], bool]:
+    with text_lines(path, form) as lines:
+        row = next(_rows(_Lines(lines, protect=form.newline == "\n"), dialect, path), None)
+    if row is None:
+        raise RecordError("the file is empty.", place=path, advice="Give a file with a header and records.")
+    names = [name.lstrip("\ufeff") for name in row[0]]
+    # `"text", "label"`: a space after the delimiter hides the quotation mark from the parser.
+    spaced = dialect.quoted and any(re.fullmatch(r'\s+".*"\s*', name) for name in names)
+    return [name.strip().strip('"') for name in names] if spaced else names, spaced
+
+
+def _quotes_its_fields(path: Path, form: TextForm) -> bool:
+    """Whether a tab-separated file was written with CSV quoting.
+
+    Usually such files are not quoted, and a quotation mark is text. A writer that does quote puts every
+    field with a quotation mark in quotation marks and doubles those inside: one field that breaks this rule
+    settles the matter, and so does a doubled mark, or a header in quotation marks, where none breaks it.
+    """
+    evidence = False
+    with text_lines(path, form) as lines:
+        for number, line in enumerate(lines):
+            if '"' not in line:
+                continue
+            cells = line.rstrip("\r\n").split("\t")
+            for cell in cells:
+                if '"' in cell:
+                    match = QUOTED.fullmatch(cell)
+                    if match is None:
+                        return False
+                    evidence = evidence or '""' in match.group(1)
+            evidence = evidence or (number == 0 and all(QUOTED.fullmatch(cell) for cell in cells))
+    return evidence
+
+
+def _rows(source: _Lines, dialect: Dialect, path: Path) -> Iterator[Row]:
+    """Fields and line numbers of every record; the header, too. Blank lines are rows without fields."""
+    lines = iter(source)
+    for _ in range(dialect.skipped):
+        next(lines, None)
+    if not dialect.quoted:
+        for number, line in enumerate(lines, start=dialect.skipped + 1):
+            bare = line.rstrip("\n").removesuffix("\r") if source.protect else line.rstrip("\r")
+            yield source.restore(bare.split(dialect.delimiter) if bare else []), number, number
+        return
+    csv.field_size_limit(LONGEST_FIELD)
+    reader = csv.reader(lines, delimiter=dialect.delimiter, strict=True, skipinitialspace=dialect.spaced)
+    first = dialect.skipped + 1
+    try:
+        for fields in reader:
+            last = dialect.skipped + reader.line_num
+            yield source.restore(fields), first, last
+            first = last + 1
+    except csv.Error as error:
+        raise _broken_quotes(error, path, first, dialect.skipped + reader.line_num) from None
+
+
+def _broken_quotes(error: csv.Error, path: Path, first: int, last: int) -> RecordError:
+    reason = str(error)
+    if "unexpected end" in reason or "field limit" in reason:
+        problem = "a quotation mark opens a field here and is not closed."
+    elif "expected after" in reason:
+        until = f" that starts here and breaks on line {last}" if last > first else ""
+        problem = f"a quoted field{until} goes on after its closing quotation mark."
+    else:
+        problem = "this record breaks the rules of CSV files."
+    return RecordError(
+        problem,
+        place=Place(str(path), first),
+        advice="Double each quotation mark that is text and put the field in quotation marks; in a "
+        "tab-separated file (.tsv) quotation marks need nothing.",
+    )
+
+
+def _batches(
+    rows: Iterator[Row],
+    source: _Lines,
+    dialect: Dialect,
+    layout: Layout,
+    path: Path,
+    findings: Findings,
+) -> Iterator[Batch]:
+    width, used, file = len(layout.header), layout.used(), str(path)
+    text_at, label_at = used["text"], used.get("label", used["text"])
+    label_name = layout.header[label_at]
+    swallowed = SwallowedLines(file, dialect.delimiter, width, used.get("label"))
+    kept: list[list[str]] = []
+    numbers: list[int] = []
+    blank: list[int] = []
+
+    def batch() -> Batch:
+        made = Batch(file, "line", numbers)
+        for role, at in used.items():
+            setattr(made, role, [row[at] for row in kept])
+        if made.label is not None:
+            swallowed.labels.update(made.label)
+        for index, text in enumerate(made.text):
+            # From a quoted file such marks are text for sure, unless a space has hidden them from the parser.
+            if '"' in text and (not dialect.quoted or text[0] == " ") and QUOTED.fullmatch(text.strip()):
+                findings.add(LOOKS_QUOTED, made.place(index))
+        return made
+
+    for fields, first, last in rows:
+        if len(fields) != width:
+            if not fields or (len(fields) == 1 and not fields[0].strip(" \t\x1a")):
+                blank.append(first)
+                source.recent.clear()
+                continue
+            raise _wrong_width(len(fields), width, dialect, Place(file, first), last)
+        if not fields[text_at] and not any(map(str.strip, fields)):
+            blank.append(first)
+            source.recent.clear()
+            continue
+        if fields[label_at] == label_name and fields[text_at] == layout.header[text_at]:
+            raise RecordError(
+                "the header stands here again.",
+                place=Place(file, first),
+                advice="Files were joined: remove the line, or give the folder with the single files.",
+            )
+        if last > first:
+            swallowed.look(source.recent, first)
+        source.recent.clear()
+        if blank:
+            findings.add_all(BLANK, (Place(file, number) for number in blank))
+            blank.clear()
+        kept.append(fields)
+        numbers.append(first)
+        if len(kept) == CHUNK:
+            yield batch()
+            kept, numbers = [], []
+    if kept:
+        yield batch()
+    swallowed.judge(findings)
+
+
+def _wrong_width(found: int, width: int, dialect: Dialect, place: Place, last: int) -> RecordError:
+    until = f" (it ends on line {last})" if last > place.number else ""
+    advice = "A text that holds the separator or a line break must stand in quotation marks."
+    if not dialect.quoted:
+        advice = "A text in a tab-separated file can hold no tab and no line break."
+    return RecordError(
+        f"the record has {found} fields where the header has {width}{until}.", place=place, advice=advice
+    )

@@ -1,0 +1,239 @@
+"""JSON lines and JSON arrays of records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from raptor.text.columns import CHUNK, Batch, Columns, closest, find_column
+from raptor.text.files import TextForm, text_blocks, text_form, text_lines
+from raptor.text.problems import Findings, Place, RecordError
+
+BLANK = "lines with nothing in them, left out"
+SPACE = " \t\r\n"
+FIRST_KEYS = 100
+# As names, since True and 1 are the same key of a dict.
+TRUTH = {True: "true", False: "false"}
+
+
+class _RepeatedKeyError(ValueError):
+    """An object names a key twice; which value counts differs from reader to reader."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise _RepeatedKeyError
+    return made
+
+
+# `strict=False` takes a tab inside a string as it stands: not valid JSON, but nothing else can be meant.
+DECODER = json.JSONDecoder(object_pairs_hook=_object, strict=False)
+
+
+def read_json(path: Path, columns: Columns, encoding: str, findings: Findings) -> Iterator[Batch]:
+    """Records of a JSON file: an array of objects, or one object a line; the content says which.
+
+    Raises:
+        RecordError: with file and line (or record number, in an array), when something is not JSON, not an
+            object, or lacks its text.
+    """
+    form = text_form(path, encoding, findings)
+    with text_lines(path, form) as lines:
+        start = next((line.lstrip("\ufeff" + SPACE) for line in lines if line.strip("\ufeff" + SPACE)), "")
+    if start.startswith("["):
+        records, unit = _array_records(path, form), "record"
+    else:
+        records, unit = _line_records(path, form, findings), "line"
+    reader = _Columns(columns, str(path), unit)
+    batch = reader.empty()
+    for number, value in records:
+        reader.add(batch, number, value)
+        if len(batch) == CHUNK:
+            yield batch
+            batch = reader.empty()
+    if len(batch):
+        yield batch
+    reader.finish()
+
+
+def _line_records(path: Path, form: TextForm, findings: Findings) -> Iterator[tuple[int, Any]]:
+    blank: list[Place] = []
+    with text_lines(path, form) as lines:
+        for number, line in enumerate(lines, start=1):
+            bare = line.strip("\ufeff" + SPACE) if number == 1 else line.strip(SPACE)
+            if not bare:
+                blank.append(Place(str(path), number))
+                continue
+            findings.add_all(BLANK, blank)
+            blank.clear()
+            place = Place(str(path), number)
+            try:
+                yield number, DECODER.decode(bare)
+            except json.JSONDecodeError as error:
+                raise _not_json(error, place, bare) from None
+            except (ValueError, RecursionError) as error:
+                raise _unusable(error, place) from None
+
+
+def _array_records(path: Path, form: TextForm) -> Iterator[tuple[int, Any]]:
+    """Decode an array element by element, so that a large file need not fit into memory."""
+    blocks = text_blocks(path, form)
+    text, at, lines = next(blocks, ""), 0, 1
+
+    def more() -> bool:
+        """Drop what was decoded and append the next block; False, and no change, at the end of the file."""
+        nonlocal text, at, lines
+        block = next(blocks, "")
+        if block:
+            lines += text.count("\n", 0, at)
+            text, at = text[at:] + block, 0
+        return bool(block)
+
+    def skip() -> str:
+        """Move to the next character that is no space; empty at the end of the file."""
+        nonlocal at
+        while True:
+            while at < len(text) and text[at] in SPACE + "\ufeff":
+                at += 1
+            if at < len(text) or not more():
+                return text[at : at + 1]
+
+    def place() -> Place:
+        return Place(str(path), lines + text.count("\n", 0, at))
+
+    skip()
+    at += 1
+    number = 0
+    mark = skip()
+    while mark != "]":
+        number += 1
+        while True:
+            try:
+                value, end = DECODER.raw_decode(text, at)
+            except (_RepeatedKeyError, RecursionError) as error:
+                raise _unusable(error, Place(str(path), number, "record")) from None
+            except json.JSONDecodeError as error:
+                # The element may only go on in the next block.
+                if _may_be_cut(error, len(text)) and more():
+                    continue
+                broken = Place(str(path), lines + text.count("\n", 0, min(error.pos, len(text))))
+                raise _not_json(error, broken, text[at : at + 200]) from None
+            # A number at the end of a block may go on in the next.
+            if end < len(text) or not more():
+                break
+        at = end
+        yield number, value
+        mark = skip()
+        if mark == ",":
+            at += 1
+            mark = skip()
+            if mark == "]":
+                raise RecordError("a comma stands before the closing bracket.", place=place())
+        elif mark != "]":
+            raise RecordError(
+                "the array is not closed." if not mark else "a comma is missing between two records.",
+                place=place(),
+                advice="The file may be cut off: write or download it again.",
+            )
+    at += 1
+    if skip():
+        raise RecordError(
+            "something follows the end of the array.",
+            place=place(),
+            advice="Give one array, or one object a line.",
+        )
+
+
+def _may_be_cut(error: json.JSONDecodeError, end: int) -> bool:
+    """Whether an error may come from text that stops too early: in a string, a number, a word, an escape."""
+    return error.msg.startswith("Unterminated string") or error.pos > end - len('"\\ud83d\\ude00')
+
+
+def _not_json(error: json.JSONDecodeError, place: Place, value: str) -> RecordError:
+    advice = "The file may be cut off, or it is not JSON."
+    if error.msg == "Extra data" and value[error.pos :].lstrip().startswith("{"):
+        advice = "Put each object on its own line."
+    elif value == "{":
+        advice = "An object that runs over several lines must stand in an array: [{...}, {...}]."
+    elif value.startswith("{"):
+        advice = "Each line must be one whole object."
+    return RecordError(f"this is not valid JSON ({error.msg}).", place=place, advice=advice, value=value)
+
+
+def _unusable(error: ValueError | RecursionError, place: Place) -> RecordError:
+    if isinstance(error, _RepeatedKeyError):
+        return RecordError("an object names a key twice.", place=place, advice="Keep one of the two.")
+    return RecordError(
+        "a value is nested too deep, or a number has thousands of digits.",
+        place=place,
+        advice="Records hold texts and a label.",
+    )
+
+
+@dataclass
+class _Columns:
+    """Picks the columns out of objects."""
+
+    columns: Columns
+    file: str
+    unit: str
+    names: dict[str, str] = field(default_factory=dict)
+    met: set[str] = field(default_factory=set)
+    keys: dict[str, None] = field(default_factory=dict)
+    seen: int = 0
+
+    def empty(self) -> Batch:
+        made = Batch(self.file, self.unit)
+        for role in self.names:
+            if role != "text":
+                setattr(made, role, [])
+        return made
+
+    def add(self, batch: Batch, number: int, value: Any) -> None:
+        place = Place(self.file, number, self.unit)
+        if not isinstance(value, dict):
+            raise RecordError(
+                "the record is not an object.",
+                place=place,
+                advice='Records look like {"text": ..., "label": ...}.',
+                value=json.dumps(value),
+            )
+        if not self.names:
+            layout = self.columns.resolve(list(value), str(place), needed=False)
+            self.names = layout.names
+            for role in self.names:
+                if role != "text":
+                    setattr(batch, role, [])
+        if self.seen < FIRST_KEYS:
+            self.seen += 1
+            self.keys.update(dict.fromkeys(value))
+        batch.numbers.append(number)
+        for role, name in self.names.items():
+            if name in value:
+                self.met.add(role)
+            elif role in ("text", "pair"):
+                find_column(list(value), name, str(place))
+            found = value.get(name)
+            getattr(batch, role).append(
+                TRUTH[found] if role == "label" and isinstance(found, bool) else found
+            )
+
+    def finish(self) -> None:
+        """A column that no record has is a wrong name, not a missing value.
+
+        Raises:
+            RecordError: with the closest key.
+        """
+        if not self.names:
+            raise RecordError("the file has no records.", place=self.file, advice="Give at least some.")
+        for role, name in self.names.items():
+            if role not in self.met:
+                near = closest(name, list(self.keys))
+                advice = f"The closest is {near!r}." if near is not None else "Names are case-sensitive."
+                raise RecordError(
+                    f"no record has a key {name!r}.", place=self.file, advice=advice, value=tuple(self.keys)
+                )

@@ -1,0 +1,64 @@
+"""Which records are learnt from, and which are held out."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+import numpy as np
+from numpy.typing import NDArray
+
+TRAIN, VALIDATION, TEST, UNLABELLED = "train", "validation", "test", "unlabelled"
+SPLITS = (TRAIN, VALIDATION, TEST, UNLABELLED)
+NAMES = {
+    TRAIN: ("train", "training", "trn"),
+    VALIDATION: (
+        "validation",
+        "validate",
+        "valid",
+        "val",
+        "dev",
+        "development",
+        "eval",
+        "evaluation",
+        "heldout",
+    ),
+    TEST: ("test", "testing", "tst"),
+    UNLABELLED: ("unlabelled", "unlabeled", "unsupervised", "predict", "prediction"),
+}
+_BY_NAME = {name: split for split, names in NAMES.items() for name in names}
+
+
+def normal_split(value: str) -> str | None:
+    """The split that a value of a split column means; None when it means none."""
+    return _BY_NAME.get(re.sub(r"[\s_-]+", "", value.casefold()))
+
+
+def split_of_name(name: str) -> str | None:
+    """The split that a file or a hub split is named after, as in `mnli_validation_matched` or `train-00001`.
+
+    None when the name holds no word for a split, or words for two.
+    """
+    words = re.split(r"[^a-z]+", name.casefold())
+    found = {_BY_NAME[word] for word in words if word in _BY_NAME}
+    return found.pop() if len(found) == 1 else None
+
+
+def draw_held_out(records: int, fraction: float) -> NDArray[np.bool_]:
+    """Which of `records` are held out: an independent coin each, from the system's randomness.
+
+    Not a seeded permutation: there, one record more would move others from one side to the other, and a
+    seed in a committed file would tell which records a model has seen. Kept with the records, never drawn
+    again for them.
+
+    Args:
+        records: number of records (or of users, when users are the unit).
+        fraction: probability of being held out, in [0, 1].
+
+    Returns:
+        (records,) bool.
+    """
+    words = np.frombuffer(secrets.token_bytes(8 * records), dtype=np.uint64)
+    # 53 bits, so that the comparison is exact in float64.
+    drawn: NDArray[np.bool_] = (words >> np.uint64(11)).astype(np.float64) / 2.0**53 < fraction
+    return drawn
