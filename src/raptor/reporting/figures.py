@@ -58,9 +58,8 @@ def accuracy_comparison(bars: Sequence[Bar]) -> Figure:
         for label, bar in zip(axes.get_yticklabels(), ordered, strict=True):
             label.set_color(style.INK)
             label.set_fontweight("bold" if bar.is_ours else "normal")
-        axes.set_xlim(
-            0, min(100, 118 * max(b.accuracy.value + 2 * b.accuracy.standard_error for b in ordered))
-        )
+        longest = max(bar.accuracy.value + 2 * bar.accuracy.standard_error for bar in ordered)
+        axes.set_xlim(0, min(100, max(118 * longest, 1)))
         axes.set_xlabel("held-out records classified correctly, %")
     return figure
 
