@@ -1,0 +1,99 @@
+"""`raptor inspect`: what ingestion would make of a source, on the terminal only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from raptor.text.report import DataReport
+
+TOKENIZER = Path(__file__).parent / "assets" / "base_model" / "tokenizer.json"
+
+
+@click.command()
+@click.argument("source")
+@click.option("--text", default="text", show_default=True, metavar="COL[+COL2]", help="Text column, or two.")
+@click.option("--label", default="label", show_default=True, metavar="COL", help="Column of classes.")
+@click.option("--split", metavar="COL", help="Column that says train, validation, test or unlabelled.")
+@click.option("--user", metavar="COL", help="Column that says whose record it is.")
+@click.option("--encoding", default="utf-8", show_default=True, help="Encoding of text files.")
+@click.option("--max-length", default=32, show_default=True, help="Tokens of a record that are read.")
+@click.option("--max-classes", default=1000, show_default=True, help="More are taken for a wrong column.")
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Model whose tokenizer counts cut texts; the embedded one by default.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def inspect(
+    source: str,
+    text: str,
+    label: str,
+    split: str | None,
+    user: str | None,
+    encoding: str,
+    max_length: int,
+    max_classes: int,
+    model: Path | None,
+    as_json: bool,
+) -> None:
+    """Show what ingestion would make of SOURCE: a file, a folder, a hub data set, or `embedded`.
+
+    What is shown is as private as the records. It goes to the terminal and nowhere else.
+    """
+    from raptor.text.columns import Columns
+    from raptor.text.lengths import remark_cut
+    from raptor.text.problems import RecordError
+    from raptor.text.records import Rules, read_records
+
+    try:
+        records = read_records(
+            source, Columns(text, label, split, user), Rules(encoding=encoding, max_classes=max_classes)
+        )
+    except RecordError as error:
+        raise click.ClickException(error.terminal) from None
+    tokenizer = model / "tokenizer.json" if model is not None else TOKENIZER
+    warnings = [*records.report.warnings, *remark_cut(records.table, tokenizer, max_length)]
+    if as_json:
+        shown = {**_contract(records.report), "warnings": warnings, **_details(records.report)}
+        click.echo(json.dumps(shown, ensure_ascii=False, allow_nan=False))
+    else:
+        _show(records.report, warnings)
+
+
+def _contract(report: DataReport) -> dict[str, Any]:
+    return {"rows": report.rows, "labels": report.labels, "splits": report.splits, "users": report.users}
+
+
+def _details(report: DataReport) -> dict[str, Any]:
+    return {
+        "kind": report.kind,
+        "classes": report.classes,
+        "labels_by_split": report.labels_by_split,
+        "unlabelled": report.unlabelled,
+        "held_out": report.held_out,
+        "repeats": report.repeats,
+    }
+
+
+def _show(report: DataReport, warnings: list[str]) -> None:
+    click.echo(f"{report.rows:,} records ({report.kind}), {report.classes} classes")
+    for split, count in report.splits.items():
+        held_out = ", the held-out set" if split == report.held_out else ""
+        click.echo(f"  {split}: {count:,}{held_out}")
+    if report.held_out is None:
+        click.echo("  no held-out set: ingestion draws one (ingestion.held_out_fraction)")
+    width = max((len(name) for name in report.labels), default=0)
+    for name, count in report.labels.items():
+        click.echo(f"  {name:<{width}}  {count:,}")
+    if report.unlabelled:
+        click.echo(f"  without a label: {report.unlabelled:,}")
+    if report.users is not None:
+        click.echo(f"  users: {report.users:,}")
+    for warning in warnings:
+        click.echo(f"Warning: {warning}")

@@ -1,0 +1,54 @@
+"""Parameters of the ingestion stage."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+EMBEDDED = "embedded"
+
+
+class IngestionConfig(BaseModel):
+    """Where the private records are, which columns they use, and how they are split and encoded."""
+
+    # A column may be called 1, and the command line makes a number of it.
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
+
+    source: str = Field(
+        default=EMBEDDED,
+        min_length=1,
+        description="embedded (docstrings of installed packages), a CSV, TSV, JSON, Parquet or Arrow file, a "
+        "folder of such files of one kind, a folder of datasets.save_to_disk, or a hub data set, owner/name or "
+        "owner/name:configuration",
+    )
+    text: str | tuple[str, ...] = Field(
+        default="text", description="text column; for pairs a list of two, or both joined by +"
+    )
+    label: str = Field(default="label", description="column of class names or whole numbers; -1 is no label")
+    split: str | None = Field(
+        default=None,
+        description="column that says train, validation, test or unlabelled; without it held-out records are drawn",
+    )
+    user: str | None = Field(default=None, description="column that says whose record it is")
+    encoding: str = Field(
+        default="utf-8", description="of text files; a byte order mark in the file goes before it"
+    )
+    held_out_fraction: float = Field(
+        default=0.1,
+        gt=0,
+        lt=1,
+        allow_inf_nan=False,
+        description="probability that a record is held out, where the source has no labelled validation or test split",
+    )
+    max_length: int = Field(default=32, gt=1, description="tokens of a record that are read; the rest is cut")
+    owner_vote: Literal["weight", "count"] = Field(
+        default="weight",
+        description="how tokens vote for a record's owner expert: by router weight, or one vote each",
+    )
+    records: int | None = Field(
+        default=None, gt=0, description="records taken of the embedded source; null takes all"
+    )
+    max_classes: int = Field(
+        default=1000, ge=2, description="more classes are taken for a wrong label column"
+    )

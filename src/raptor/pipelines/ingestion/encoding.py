@@ -1,0 +1,57 @@
+"""From validated records to token ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raptor.errors import ModelError
+from raptor.progress import track
+from raptor.text.columns import CHUNK
+from raptor.text.encoding import encode_texts
+from raptor.text.splits import TEST, VALIDATION
+
+SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("label", pa.int64())])
+
+
+def load_tokenizer(base_model: Path) -> Any:
+    """The tokenizer of a model directory; nothing is downloaded.
+
+    Raises:
+        ModelError: the directory holds none.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(base_model, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{base_model} holds no usable tokenizer ({error}). Save one beside the model."
+        ) from error
+
+
+def held_out_split(records: pa.Table) -> str:
+    """The split that models are measured on: validation, or test where validation has no labels."""
+    labelled = pc.and_(pc.equal(records["split"], VALIDATION), pc.is_valid(records["label"]))
+    return VALIDATION if pc.any(labelled).as_py() else TEST
+
+
+def encode_split(records: pa.Table, split: str, tokenizer: Any, max_length: int) -> pa.Table:
+    """Token ids and labels of the labelled records of a split, in their order.
+
+    Args:
+        records: with the columns of `raptor.text.records.SCHEMA`; may be memory-mapped, and is read in
+            batches.
+    """
+    wanted = pc.and_(pc.equal(records["split"], split), pc.is_valid(records["label"]))
+    paired = records["text_pair"].null_count < len(records)
+    batches = []
+    for batch in track(records.filter(wanted).to_batches(CHUNK), "Encoding records"):
+        pairs = batch.column("text_pair").to_pylist() if paired else None
+        ids = encode_texts(tokenizer, batch.column("text").to_pylist(), pairs, max_length)
+        encoded = pa.array(ids, pa.list_(pa.int32()))
+        batches.append(pa.record_batch([encoded, batch.column("label")], schema=SCHEMA))
+    return pa.Table.from_batches(batches, schema=SCHEMA)

@@ -1,0 +1,138 @@
+"""Read, split and encode the private records, give each its owner, and declare what is public about them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from raptor.pipelines.ingestion.config import EMBEDDED, IngestionConfig
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    import datasets
+
+logger = logging.getLogger(__name__)
+
+
+def read_records(base_model: Path, config: IngestionConfig) -> tuple[pa.Table, list[str], dict[str, Any]]:
+    """Read and validate the records of the source.
+
+    Args:
+        base_model: directory with the tokenizer, by which cut texts are counted.
+        config: parameters of the stage.
+
+    Returns:
+        The records (see `raptor.text.records.Records`), the class names, and the data report. The class names
+        hold nothing but what the operator declares public.
+
+    Raises:
+        ParameterError: a column or encoding is unusable.
+        RecordError: a record cannot be read or used; the message names the place, and no value.
+    """
+    from raptor.text.columns import Columns
+    from raptor.text.lengths import remark_cut
+    from raptor.text.records import Rules
+    from raptor.text.records import read_records as read
+
+    columns = Columns(config.text, config.label, config.split, config.user)
+    rules = Rules(
+        encoding=config.encoding,
+        held_out_fraction=config.held_out_fraction,
+        max_classes=config.max_classes,
+        limit=config.records,
+    )
+    records = read(config.source, columns, rules)
+    report = records.report.to_dict()
+    report["warnings"] += remark_cut(records.table, base_model / "tokenizer.json", config.max_length)
+    # The same words whatever the data hold: counts and warnings are private.
+    logger.info(
+        "The records are read and checked. Counts and warnings stand in the private data report; "
+        "`raptor inspect` shows them on the terminal."
+    )
+    return records.table, list(records.label_names), report
+
+
+def encode_splits(
+    private_records: datasets.Dataset, base_model: Path, config: IngestionConfig
+) -> tuple[pa.Table, pa.Table]:
+    """Token ids and labels of the training and of the held-out records.
+
+    The held-out set is the validation split, or the test split where validation has no labels.
+
+    Args:
+        private_records: from `read_records`.
+        base_model: directory of the model's tokenizer.
+
+    Returns:
+        Two tables with the columns ``input_ids`` (unpadded, at most ``max_length``) and ``label``.
+
+    Raises:
+        ParameterError: ``max_length`` leaves no room for text.
+    """
+    from raptor.pipelines.ingestion.encoding import encode_split, held_out_split, load_tokenizer
+    from raptor.text.splits import TRAIN
+
+    table = private_records.data.table
+    tokenizer = load_tokenizer(base_model)
+    return (
+        encode_split(table, TRAIN, tokenizer, config.max_length),
+        encode_split(table, held_out_split(table), tokenizer, config.max_length),
+    )
+
+
+def assign_record_owners(
+    private_train: datasets.Dataset,
+    base_model: Path,
+    layer_plan: dict[str, Any],
+    config: IngestionConfig,
+) -> pa.Table:
+    """The owner expert of every training record in every planned layer, by the public base model.
+
+    Guarantee: nothing is released; the table is as private as the records. A record's owner depends on that
+    record and on public weights alone, so that adding or removing another record never moves it.
+
+    Args:
+        private_train: encoded training records.
+        base_model: directory of the public base model.
+        layer_plan: ``layers`` lists the sparse layers whose experts are protected.
+
+    Returns:
+        A table with an int64 column ``layer_<index>`` for each layer; row i belongs to training record i.
+
+    Raises:
+        ModelError: the model has no such sparse layer.
+    """
+    from raptor.pipelines.ingestion.owners import record_owners
+
+    return record_owners(
+        private_train.data.table["input_ids"], base_model, layer_plan["layers"], config.owner_vote
+    )
+
+
+def declare_public_constants(
+    private_train: datasets.Dataset,
+    label_names: Sequence[str],
+    population: int | Literal["auto"],
+    config: IngestionConfig,
+) -> dict[str, Any]:
+    """What the operator takes as public about the private records: their number, and the number of classes.
+
+    Args:
+        private_train: its number of rows is declared when ``population`` is ``auto``.
+        population: ``privacy.population``, the public number of training records.
+
+    Returns:
+        ``population``, ``population_source``, ``num_classes`` and ``source`` (``embedded`` or ``own``).
+    """
+    declared = population == "auto"
+    return {
+        "population": private_train.num_rows if declared else int(population),
+        "population_source": "declared: rows of the training split"
+        if declared
+        else "declared: privacy.population",
+        "num_classes": len(label_names),
+        "source": EMBEDDED if config.source == EMBEDDED else "own",
+    }

@@ -1,0 +1,66 @@
+"""The owner expert of each record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from raptor.errors import ModelError
+from raptor.moe.classifier import load_encoder
+from raptor.moe.families import sparse_layers
+from raptor.moe.ownership import assign_owners
+from raptor.moe.routing import Vote, record_votes
+from raptor.progress import track
+
+BATCH = 256
+"""Records of one forward pass."""
+
+
+def record_owners(tokens: pa.ChunkedArray, base_model: Path, layers: Sequence[int], vote: Vote) -> pa.Table:
+    """Owners of encoded records in some sparse layers.
+
+    Records of equal length share a forward pass, so no pass holds padding: the pass that decides a record's
+    owner has a shape that does not depend on other records' lengths.
+
+    Args:
+        tokens: list<int32> of the token ids of each record, unpadded.
+        base_model: directory of the base model.
+        layers: indices of sparse layers.
+        vote: how tokens vote.
+
+    Returns:
+        A table with an int64 column ``layer_<index>`` for each layer.
+
+    Raises:
+        ModelError: the model has no such sparse layer.
+    """
+    encoder = load_encoder(base_model)
+    known = [layer.index for layer in sparse_layers(encoder)]
+    unknown = sorted(set(layers) - set(known))
+    if unknown or not layers:
+        raise ModelError(
+            f"The layer plan names layers {unknown}, but the model's sparse layers are {known}. Run the "
+            "selection stage again with this model."
+        )
+    flat = tokens.combine_chunks()
+    starts = flat.offsets.to_numpy()[:-1].astype(np.int64)
+    lengths = np.diff(flat.offsets.to_numpy()).astype(np.int64)
+    values = flat.values.to_numpy()
+    owners = {layer: np.empty(len(lengths), dtype=np.int64) for layer in layers}
+    for rows in track(_batches(lengths), "Routing records"):
+        ids = torch.from_numpy(values[starts[rows][:, None] + np.arange(lengths[rows[0]])].astype(np.int64))
+        votes = record_votes(encoder, ids, torch.ones_like(ids), vote=vote, batch_size=BATCH)
+        for layer in layers:
+            owners[layer][rows] = assign_owners(votes[layer]).numpy()
+    return pa.table({f"layer_{layer}": owners[layer] for layer in layers})
+
+
+def _batches(lengths: np.ndarray) -> list[np.ndarray]:
+    """Row numbers of records of equal length, at most `BATCH` at a time."""
+    order = np.argsort(lengths, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1)
+    return [group[at : at + BATCH] for group in groups for at in range(0, len(group), BATCH)]
