@@ -43,7 +43,7 @@ def headline(plan: Mapping[str, Any]) -> str:
     layer, runner_up = plan["layers"][0], plan["runner_up"]
     if runner_up is None:
         return f"Layer {layer} is the only candidate"
-    gap = f"{plan['gap']:.4f} ± {plan['gap_standard_error']:.4f} nats"
+    gap = f"{plan['gap']:.4f} nats (standard error {plan['gap_standard_error']:.4f})"
     if plan["significant"]:
-        return f"Layer {layer} is the most even: {gap} ahead of layer {runner_up}"
+        return f"Layer {layer} is the most even, {gap} ahead of layer {runner_up}"
     return f"Layer {layer} is taken, but no layer wins: {gap} to layer {runner_up}"
