@@ -138,13 +138,19 @@ def find_column(header: Sequence[str], name: str, file: str) -> int:
             f"there are {count} columns of this name.", place=file, column=name, advice="Rename all but one."
         )
     near = closest(name, header)
-    advice = f"The closest is {near!r}." if near is not None else "Names are case-sensitive."
     raise RecordError(
         f"there is no column {name!r}.",
         place=file,
-        advice=f"{advice} `raptor inspect` lists the columns of a file.",
+        advice=closest_advice(near),
         value=tuple(header),
     )
+
+
+def closest_advice(near: str | None) -> str:
+    """What to do about a name that is not there."""
+    if near is not None:
+        return f"The closest is {near!r}: names must agree in case and spaces, too."
+    return "No name is similar: columns are named by the first line of a file, or by keys."
 
 
 def closest(name: str, names: Sequence[str]) -> str | None:

@@ -133,8 +133,8 @@ def _quotes_its_fields(path: Path, form: TextForm) -> bool:
     """Whether a tab-separated file was written with CSV quoting.
 
     Usually such files are not quoted, and a quotation mark is text. A writer that does quote puts every
-    field with a quotation mark in quotation marks and doubles those inside: one field that breaks this rule
-    settles the matter, and so does a doubled mark, or a header in quotation marks, where none breaks it.
+    field with a quotation mark in quotation marks and doubles those inside. So a header in quotation marks
+    settles the matter, and so does one field that breaks the rule; a doubled mark does where none breaks it.
     """
     evidence = False
     with text_lines(path, form) as lines:
@@ -142,13 +142,14 @@ def _quotes_its_fields(path: Path, form: TextForm) -> bool:
             if '"' not in line:
                 continue
             cells = line.rstrip("\r\n").split("\t")
+            if number == 0 and all(QUOTED.fullmatch(cell.lstrip("\ufeff")) for cell in cells):
+                return True
             for cell in cells:
                 if '"' in cell:
                     match = QUOTED.fullmatch(cell)
                     if match is None:
                         return False
                     evidence = evidence or '""' in match.group(1)
-            evidence = evidence or (number == 0 and all(QUOTED.fullmatch(cell) for cell in cells))
     return evidence
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raptor.text.columns import CHUNK, Batch, Columns, closest, find_column
+from raptor.text.columns import CHUNK, Batch, Columns, closest, closest_advice, find_column
 from raptor.text.files import TextForm, text_blocks, text_form, text_lines
 from raptor.text.problems import Findings, Place, RecordError
 
@@ -74,7 +74,7 @@ def _line_records(path: Path, form: TextForm, findings: Findings) -> Iterator[tu
             try:
                 yield number, DECODER.decode(bare)
             except json.JSONDecodeError as error:
-                raise _not_json(error, place, bare) from None
+                raise _not_json(error, place, bare, _line_advice(error, bare)) from None
             except (ValueError, RecursionError) as error:
                 raise _unusable(error, place) from None
 
@@ -121,7 +121,8 @@ def _array_records(path: Path, form: TextForm) -> Iterator[tuple[int, Any]]:
                 if _may_be_cut(error, len(text)) and more():
                     continue
                 broken = Place(str(path), lines + text.count("\n", 0, min(error.pos, len(text))))
-                raise _not_json(error, broken, text[at : at + 200]) from None
+                advice = "The file may be cut off, or this element is not JSON."
+                raise _not_json(error, broken, text[at : at + 200], advice) from None
             # A number at the end of a block may go on in the next.
             if end < len(text) or not more():
                 break
@@ -153,15 +154,16 @@ def _may_be_cut(error: json.JSONDecodeError, end: int) -> bool:
     return error.msg.startswith("Unterminated string") or error.pos > end - len('"\\ud83d\\ude00')
 
 
-def _not_json(error: json.JSONDecodeError, place: Place, value: str) -> RecordError:
-    advice = "The file may be cut off, or it is not JSON."
-    if error.msg == "Extra data" and value[error.pos :].lstrip().startswith("{"):
-        advice = "Put each object on its own line."
-    elif value == "{":
-        advice = "An object that runs over several lines must stand in an array: [{...}, {...}]."
-    elif value.startswith("{"):
-        advice = "Each line must be one whole object."
+def _not_json(error: json.JSONDecodeError, place: Place, value: str, advice: str) -> RecordError:
     return RecordError(f"this is not valid JSON ({error.msg}).", place=place, advice=advice, value=value)
+
+
+def _line_advice(error: json.JSONDecodeError, line: str) -> str:
+    if error.msg == "Extra data" and line[error.pos :].lstrip().startswith("{"):
+        return "Put each object on its own line."
+    if line == "{":
+        return "An object that runs over several lines must stand in an array: [{...}, {...}]."
+    return "Each line must be one whole object."
 
 
 def _unusable(error: ValueError | RecursionError, place: Place) -> RecordError:
@@ -233,7 +235,9 @@ class _Columns:
         for role, name in self.names.items():
             if role not in self.met:
                 near = closest(name, list(self.keys))
-                advice = f"The closest is {near!r}." if near is not None else "Names are case-sensitive."
                 raise RecordError(
-                    f"no record has a key {name!r}.", place=self.file, advice=advice, value=tuple(self.keys)
+                    f"no record has a key {name!r}.",
+                    place=self.file,
+                    advice=closest_advice(near),
+                    value=tuple(self.keys),
                 )
