@@ -190,7 +190,7 @@ def make_plan(
         epsilon_target=epsilon,
         delta=delta,
         epsilon_planned=calibrated.epsilon,
-        epsilon_split_sum=split_sum([stream.event for stream in streams], delta, adjacency),
+        epsilon_split_sum=split_sum([[stream.event] for stream in streams], delta, adjacency).epsilon,
         population=population,
         population_source=population_source,
         layer=layer,
