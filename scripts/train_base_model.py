@@ -148,6 +148,7 @@ def new_student(teacher: Path, rows: list[int], vocabulary: int) -> SwitchTransf
         expert_capacity=4096,
         dropout_rate=0.0,
         router_jitter_noise=0.0,
+        router_bias=True,
         router_aux_loss_coef=0.0,
         router_z_loss_coef=0.0,
         pad_token_id=0,
@@ -164,7 +165,52 @@ def new_student(teacher: Path, rows: list[int], vocabulary: int) -> SwitchTransf
         weight = student.get_input_embeddings().weight
         weight.normal_(std=0.02)
         weight[2:] = 0.3 * reduced / reduced.std()
+        for router in routers(student):
+            router.classifier.bias.zero_()
     return student
+
+
+def routers(encoder: nn.Module) -> list[SwitchTransformersTop1Router]:
+    """The routers of all sparse layers, first layer first."""
+    return [module for module in encoder.modules() if isinstance(module, SwitchTransformersTop1Router)]
+
+
+def record_shares(layer: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Shares of the experts, each (E,): of records by both votes (their mean), and of tokens."""
+    p = layer.softmax(-1)
+    hard = F.one_hot(p.argmax(-1), EXPERTS) * mask[..., None]
+    owned = [torch.bincount(v.sum(1).argmax(-1), minlength=EXPERTS) / len(mask) for v in (hard, hard * p)]
+    tokens = hard.sum((0, 1))
+    return (owned[0] + owned[1]) / 2, tokens / tokens.sum()
+
+
+def correct_biases(encoder: nn.Module, logits: list[Tensor], mask: Tensor, pace: float) -> None:
+    """Lower the bias of experts that own too much and raise that of the others.
+
+    This is the balancing without an auxiliary gradient of "Auxiliary-Loss-Free Load Balancing Strategy for
+    Mixture-of-Experts" (arXiv 2408.15664), with records as well as tokens as the load.
+    """
+    with torch.no_grad():
+        for router, layer in zip(routers(encoder), logits, strict=True):
+            records, tokens = record_shares(layer, mask)
+            router.classifier.bias -= pace * (0.7 * records + 0.3 * tokens - 1 / EXPERTS)
+
+
+def settle_biases(encoder: nn.Module, ids: Tensor, rounds: int = 60) -> None:
+    """Even out the owners of `ids`, one layer after the other, with all other weights as they are."""
+    logits = watch_routers(encoder)
+    for i, router in enumerate(routers(encoder)):
+        bias = router.classifier.bias
+        with torch.no_grad():
+            seen = []
+            for part in ids.split(512):
+                logits.clear()
+                pool(encoder, part)
+                seen.append(logits[i] - bias)
+            raw = torch.cat(seen)
+            for k in range(rounds):
+                records, _ = record_shares(raw + bias, ids != 0)
+                bias -= (1 - k / rounds) * 0.5 * (records - 1 / EXPERTS)
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> Tensor:
@@ -183,9 +229,8 @@ def pool(encoder: nn.Module, ids: Tensor) -> Tensor:
 def watch_routers(encoder: nn.Module) -> list[Tensor]:
     """Collect the router logits of each forward pass, one tensor (B, T, E) per sparse layer."""
     logits: list[Tensor] = []
-    for module in encoder.modules():
-        if isinstance(module, SwitchTransformersTop1Router):
-            module.register_forward_hook(lambda _module, _inputs, out: logits.append(out[2]))
+    for router in routers(encoder):
+        router.register_forward_hook(lambda _module, _inputs, out: logits.append(out[2]))
     return logits
 
 
@@ -221,7 +266,9 @@ def train(
     """Match the teacher: the vectors through a throw-away projection, the similarities without it."""
     projection = nn.Linear(WIDTH, target.shape[1])
     logits = watch_routers(student)
-    parameters = [*student.parameters(), *projection.parameters()]
+    for router in routers(student):
+        router.classifier.bias.requires_grad_(False)
+    parameters = [p for p in (*student.parameters(), *projection.parameters()) if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=0.01, betas=(0.9, 0.98))
     start, step, off = time.time(), 0, torch.eye(batch, dtype=torch.bool)
     order = torch.randperm(len(ids))
@@ -247,6 +294,7 @@ def train(
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
+        correct_biases(student, logits, x != 0, 0.3 * (1 - 0.9 * elapsed / seconds))
         step += 1
         if step % 100 == 0:
             print(
@@ -296,6 +344,9 @@ def main() -> None:
         student = new_student(args.teacher, rows, len(tokenizer))
     print(f"{sum(p.numel() for p in student.parameters())} parameters, {len(pieces)} pieces", flush=True)
     train(student, encode(tokenizer, pieces), target, args.seconds, args.batch, args.rate)
+    args.out.mkdir(parents=True, exist_ok=True)
+    texts = texts[:6000]  # public docstrings: these come first
+    settle_biases(student.eval(), encode(tokenizer, texts))
     student.half().save_pretrained(args.out)
     (args.out / "model.safetensors").chmod(0o644)
     # The length used here must not stay in the file as a default.
