@@ -270,7 +270,7 @@ def _epsilon(
     log_delta = math.log(delta) - log_scale + order * about
     upper = np.cumsum((density * np.exp(-order * apart))[::-1])[::-1]
     lower = np.cumsum((density * np.exp(-(order + 1) * apart))[::-1])[::-1]
-    scaled = math.exp(log_delta)
+    scaled = math.exp(min(log_delta, 700.0))
     # above[i]: delta at loss[i - 1], that is with the points from i on.
     before = np.concatenate([[max(0.0, loss[0] - (loss[1] - loss[0]))], loss[:-1]]) - about
     enough = upper - np.exp(np.minimum(before, 600.0)) * lower <= scaled
