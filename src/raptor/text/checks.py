@@ -50,7 +50,7 @@ def check_unlabelled(
             "the record has no label (an empty cell, null or -1).",
             place=place(int(missing[0])),
             column=column,
-            advice="Give it one, or name its split 'test' or 'unlabelled'; a class that is called -1 needs another name.",
+            advice="Give it one, or name its split 'test' or 'unlabelled'. A class cannot be called -1.",
         )
 
 

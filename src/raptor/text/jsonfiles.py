@@ -45,7 +45,7 @@ def read_json(path: Path, columns: Columns, encoding: str, findings: Findings) -
     with text_lines(path, form) as lines:
         start = next((line.lstrip("\ufeff" + SPACE) for line in lines if line.strip("\ufeff" + SPACE)), "")
     if start.startswith("["):
-        records, unit = _array_records(path, form), "record"
+        records, unit = _Array(path, form).records(), "record"
     else:
         records, unit = _line_records(path, form, findings), "line"
     reader = _Columns(columns, str(path), unit)
@@ -79,74 +79,80 @@ def _line_records(path: Path, form: TextForm, findings: Findings) -> Iterator[tu
                 raise _unusable(error, place) from None
 
 
-def _array_records(path: Path, form: TextForm) -> Iterator[tuple[int, Any]]:
-    """Decode an array element by element, so that a large file need not fit into memory."""
-    blocks = text_blocks(path, form)
-    text, at, lines = next(blocks, ""), 0, 1
+class _Array:
+    """Decodes an array element by element, so that a large file need not fit into memory."""
 
-    def more() -> bool:
+    def __init__(self, path: Path, form: TextForm) -> None:
+        self.path = path
+        self.blocks = text_blocks(path, form)
+        self.text = next(self.blocks, "")
+        self.at = 0
+        self.lines = 1
+
+    def records(self) -> Iterator[tuple[int, Any]]:
+        """Number and value of each element."""
+        self._next_mark()
+        self.at += 1
+        number = 0
+        mark = self._next_mark()
+        while mark != "]":
+            number += 1
+            yield number, self._value(number)
+            mark = self._next_mark()
+            if mark == ",":
+                self.at += 1
+                mark = self._next_mark()
+                if mark == "]":
+                    raise self._error("a comma stands before the closing bracket.", "Remove it.")
+            elif not mark:
+                raise self._error(
+                    "the array is not closed.", "The file may be cut off: write or download it again."
+                )
+            elif mark != "]":
+                raise self._error("a comma is missing between two records.", "Add it.")
+        self.at += 1
+        if self._next_mark():
+            raise self._error(
+                "something follows the end of the array.", "Give one array, or one object a line."
+            )
+
+    def _more(self) -> bool:
         """Drop what was decoded and append the next block; False, and no change, at the end of the file."""
-        nonlocal text, at, lines
-        block = next(blocks, "")
+        block = next(self.blocks, "")
         if block:
-            lines += text.count("\n", 0, at)
-            text, at = text[at:] + block, 0
+            self.lines += self.text.count("\n", 0, self.at)
+            self.text, self.at = self.text[self.at :] + block, 0
         return bool(block)
 
-    def skip() -> str:
+    def _next_mark(self) -> str:
         """Move to the next character that is no space; empty at the end of the file."""
-        nonlocal at
         while True:
-            while at < len(text) and text[at] in SPACE + "\ufeff":
-                at += 1
-            if at < len(text) or not more():
-                return text[at : at + 1]
+            while self.at < len(self.text) and self.text[self.at] in SPACE + "\ufeff":
+                self.at += 1
+            if self.at < len(self.text) or not self._more():
+                return self.text[self.at : self.at + 1]
 
-    def place() -> Place:
-        return Place(str(path), lines + text.count("\n", 0, at))
-
-    skip()
-    at += 1
-    number = 0
-    mark = skip()
-    while mark != "]":
-        number += 1
+    def _value(self, number: int) -> Any:
         while True:
             try:
-                value, end = DECODER.raw_decode(text, at)
-            except (_RepeatedKeyError, RecursionError) as error:
-                raise _unusable(error, Place(str(path), number, "record")) from None
+                value, end = DECODER.raw_decode(self.text, self.at)
             except json.JSONDecodeError as error:
                 # The element may only go on in the next block.
-                if _may_be_cut(error, len(text)) and more():
+                if _may_be_cut(error, len(self.text)) and self._more():
                     continue
-                broken = Place(str(path), lines + text.count("\n", 0, min(error.pos, len(text))))
+                place = Place(str(self.path), self.lines + self.text.count("\n", 0, error.pos))
                 advice = "The file may be cut off, or this element is not JSON."
-                raise _not_json(error, broken, text[at : at + 200], advice) from None
+                raise _not_json(error, place, self.text[self.at : self.at + 200], advice) from None
+            except (ValueError, RecursionError) as error:
+                raise _unusable(error, Place(str(self.path), number, "record")) from None
             # A number at the end of a block may go on in the next.
-            if end < len(text) or not more():
-                break
-        at = end
-        yield number, value
-        mark = skip()
-        if mark == ",":
-            at += 1
-            mark = skip()
-            if mark == "]":
-                raise RecordError("a comma stands before the closing bracket.", place=place())
-        elif mark != "]":
-            raise RecordError(
-                "the array is not closed." if not mark else "a comma is missing between two records.",
-                place=place(),
-                advice="The file may be cut off: write or download it again.",
-            )
-    at += 1
-    if skip():
-        raise RecordError(
-            "something follows the end of the array.",
-            place=place(),
-            advice="Give one array, or one object a line.",
-        )
+            if end < len(self.text) or not self._more():
+                self.at = end
+                return value
+
+    def _error(self, problem: str, advice: str) -> RecordError:
+        line = self.lines + self.text.count("\n", 0, self.at)
+        return RecordError(problem, place=Place(str(self.path), line), advice=advice)
 
 
 def _may_be_cut(error: json.JSONDecodeError, end: int) -> bool:
