@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from raptor.pipelines.ingestion.config import EMBEDDED, IngestionConfig
+from raptor.pipelines.ingestion.declared import CLASSES_ARE_PUBLIC, CONSTANTS_ARE_PUBLIC
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -125,7 +126,8 @@ def declare_public_constants(
         population: ``privacy.population``, the public number of training records.
 
     Returns:
-        ``population``, ``population_source``, ``num_classes`` and ``source`` (``embedded`` or ``own``).
+        ``population``, ``population_source``, ``num_classes``, ``source`` (``embedded`` or ``own``) and
+        ``taken_as_public``, a list of sentences.
     """
     declared = population == "auto"
     return {
@@ -135,4 +137,5 @@ def declare_public_constants(
         else "declared: privacy.population",
         "num_classes": len(label_names),
         "source": EMBEDDED if config.source == EMBEDDED else "own",
+        "taken_as_public": [CONSTANTS_ARE_PUBLIC, CLASSES_ARE_PUBLIC],
     }

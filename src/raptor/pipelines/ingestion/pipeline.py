@@ -7,6 +7,7 @@ from typing import Any
 from kedro.pipeline import Node, Pipeline
 
 from raptor.pipelines.cards import declaration_card
+from raptor.pipelines.ingestion.declared import CLASSES_ARE_PUBLIC, CONSTANTS_ARE_PUBLIC
 from raptor.pipelines.ingestion.nodes import (
     assign_record_owners,
     declare_public_constants,
@@ -14,12 +15,6 @@ from raptor.pipelines.ingestion.nodes import (
     read_records,
 )
 from raptor.pipelines.mechanism import declaration_node
-
-CLASSES_ARE_PUBLIC = "the names and the order of the classes, which the model carries"
-CONSTANTS_ARE_PUBLIC = (
-    "the number of training records (the rows of the training split unless privacy.population gives another "
-    "number), and the number of classes"
-)
 
 
 def create_pipeline(**_: Any) -> Pipeline:
