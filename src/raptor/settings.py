@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import warnings
 
-# Nothing that runs here may call home: not Kedro, MLflow, the model hub's client or their plugins.
+# Nothing that runs here may call home, not Kedro, MLflow, the model hub's client or their plugins.
 os.environ.update(
     DO_NOT_TRACK="1",
     KEDRO_DISABLE_TELEMETRY="1",
     MLFLOW_DISABLE_TELEMETRY="true",
     HF_HUB_DISABLE_TELEMETRY="1",
     DISABLE_TELEMETRY="1",
+    # Bars of the model library would tear those of the project, and litter a log.
+    HF_HUB_DISABLE_PROGRESS_BARS="1",
 )
 warnings.filterwarnings("ignore", message=r"(?s).*register_new_resolver.*")
 # The cards on mechanism nodes use Kedro's node previews, which it calls experimental.

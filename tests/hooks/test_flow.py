@@ -220,6 +220,8 @@ def test_declarations_are_listed_with_their_reasons() -> None:
 
 
 def test_marked_nodes_carry_tags_and_run_their_function() -> None:
+    tagged = declaration_node(one, "a", "b", "x", declares=["b"], reason="b is public.", tags="private")
+    assert tagged.tags == {"private", "declaration", "declares.b"}
     assert TRAIN.tags == {"dp_mechanism", "releases.model", "releases.release_log"}
     assert COUNT.tags == {"declaration", "declares.constants"}
     assert COUNT.run({"records": []}) == {"constants": 1}

@@ -68,7 +68,7 @@ def mechanism_node(
     *,
     releases: Sequence[str],
     ledger: str = "release_log",
-    tags: Iterable[str] = (),
+    tags: str | Iterable[str] = (),
     preview_fn: Callable[[], Any] | None = None,
 ) -> Node:
     """A node that releases outputs under differential privacy.
@@ -93,7 +93,9 @@ def mechanism_node(
     positions = _positions(name, names, wanted)
     mark = Exemption("mechanism", positions, ledger=names.index(ledger))
     marks = {MECHANISM_TAG, *(f"{RELEASES_PREFIX}{output}" for output in wanted)}
-    return Node(_marked(func, mark), inputs, outputs, name=name, tags={*tags, *marks}, preview_fn=preview_fn)
+    return Node(
+        _marked(func, mark), inputs, outputs, name=name, tags=_tags(tags, marks), preview_fn=preview_fn
+    )
 
 
 def declaration_node(
@@ -104,7 +106,7 @@ def declaration_node(
     *,
     declares: Sequence[str],
     reason: str,
-    tags: Iterable[str] = (),
+    tags: str | Iterable[str] = (),
     preview_fn: Callable[[], Any] | None = None,
 ) -> Node:
     """A node whose outputs in ``declares`` the operator takes as public, without noise.
@@ -123,7 +125,9 @@ def declaration_node(
     positions = _positions(name, _output_names(outputs), declares)
     mark = Exemption("declaration", positions, reason=reason)
     marks = {DECLARATION_TAG, *(f"{DECLARES_PREFIX}{output}" for output in declares)}
-    return Node(_marked(func, mark), inputs, outputs, name=name, tags={*tags, *marks}, preview_fn=preview_fn)
+    return Node(
+        _marked(func, mark), inputs, outputs, name=name, tags=_tags(tags, marks), preview_fn=preview_fn
+    )
 
 
 def declarations(pipeline: Pipeline) -> tuple[Declaration, ...]:
@@ -134,6 +138,10 @@ def declarations(pipeline: Pipeline) -> tuple[Declaration, ...]:
         if (mark := exemption(node)) is not None and mark.kind == "declaration"
         for dataset in sorted(mark.names(node))
     )
+
+
+def _tags(given: str | Iterable[str], marks: set[str]) -> set[str]:
+    return marks | ({given} if isinstance(given, str) else set(given))
 
 
 def _output_names(outputs: Names) -> list[str]:
