@@ -92,7 +92,7 @@ def test_a_column_that_is_not_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere\.txt"):
+    with pytest.raises(DataError, match=r"selection\.corpus: .*nowhere\.txt"):
         read(tmp_path / "nowhere.txt")
 
 

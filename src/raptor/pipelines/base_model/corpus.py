@@ -36,7 +36,11 @@ def read_corpus(corpus: str, records: int) -> pa.Table:
         from raptor.text.docstrings import public_docstrings
 
         return public_docstrings(limit=records).select([COLUMN])
-    texts = [text for text in _texts(corpus) if text.strip()]
+    try:
+        texts = [text for text in _texts(corpus) if text.strip()]
+    except RecordError as error:
+        # The corpus is public, so the message may show what was found.
+        raise DataError(f"selection.corpus: {error.terminal}") from error
     if not texts:
         raise DataError(
             f"The public corpus {corpus} is empty: it holds no text. "

@@ -121,7 +121,7 @@ def _download(name: str, revision: str | None) -> Path:
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(
-            f"base_model.source {name!r} is no directory here, and the Hugging Face hub did not give it: {reason} "
+            f"base_model.source {name!r} is no directory here, and the Hugging Face hub did not give it ({reason}). "
             f"Check the name and the network, give a local directory, or set base_model.source to {EMBEDDED}."
         ) from error
 
