@@ -114,7 +114,7 @@ def read_chain(path: Path) -> list[Line]:
         raise LedgerError(f"{path} cannot be read: {error.strerror}") from None
     if not content:
         raise LedgerError(f"{path} is empty")
-    whole, end, torn = content.rpartition(b"\n")
+    whole, _, torn = content.rpartition(b"\n")
     if torn:
         number = content.count(b"\n") + 1
         raise LedgerError(

@@ -1,0 +1,152 @@
+"""The privacy plan as the ledger reads it: every public constant, checked field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from raptor.accounting import checks
+from raptor.accounting.types import Adjacency, Event, Mode, Release, Unit, generator_mode
+from raptor.errors import LedgerError, ParameterError, RaptorError
+
+RESERVED = frozenset({"evaluation"})
+"""Streams that are charged in full from the start, whether their releases are made or not."""
+
+
+@dataclass(frozen=True)
+class PlannedStream:
+    """Public constants of one stream of releases; see the training stage's plan for their meaning."""
+
+    name: str
+    rate: float
+    noise_multiplier: float
+    steps: int
+    clipping_norm: float
+    denominator: float
+    blocks: int
+
+    def __post_init__(self) -> None:
+        name = checks.word(self.name, "name", "a stream of the privacy plan")
+        where = f"stream {name} of the privacy plan"
+        checks.rate(self.rate, "rate", where)
+        checks.positive(self.noise_multiplier, "noise_multiplier", where)
+        checks.count(self.steps, "steps", where)
+        checks.positive(self.clipping_norm, "clipping_norm", where)
+        checks.positive(self.denominator, "denominator", where)
+        checks.count(self.blocks, "blocks", where, minimum=1)
+
+    @property
+    def noise_deviation(self) -> float:
+        """Standard deviation of the noise on each coordinate of a sum."""
+        return self.noise_multiplier * self.clipping_norm
+
+    @property
+    def is_reserved(self) -> bool:
+        return self.name in RESERVED
+
+    def events(self, steps: int) -> tuple[Event, ...]:
+        """`steps` releases of this stream, for the accountant."""
+        return (Event(self.rate, self.noise_multiplier, steps),) if steps else ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was promised before the first private gradient."""
+
+    unit: Unit
+    adjacency: Adjacency
+    epsilon_target: float
+    delta: float
+    epsilon_planned: float
+    epsilon_split_sum: float
+    population: int
+    population_source: str
+    layer: int
+    generator: str
+    taken_as_public: tuple[str, ...]
+    streams: tuple[PlannedStream, ...]
+
+    @property
+    def mode(self) -> Mode:
+        return generator_mode(self.generator)
+
+    def stream(self, name: str) -> PlannedStream | None:
+        return next((stream for stream in self.streams if stream.name == name), None)
+
+    def require(self, release: Release, where: str) -> None:
+        """Refuse a release that is not one of the plan's.
+
+        Raises:
+            LedgerError: says which value differs, and both values.
+        """
+        stream = self.stream(release.stream)
+        if stream is None:
+            names = ", ".join(stream.name for stream in self.streams)
+            raise LedgerError(f"{where} belongs to stream {release.stream}, the plan has {names}")
+        sensitivity = release.sensitivity
+        pairs = {
+            "rate": (release.rate, stream.rate),
+            "noise multiplier": (release.noise_multiplier, stream.noise_multiplier),
+            "clipping norm": (sensitivity.norm, stream.clipping_norm),
+            "noise deviation": (release.noise_deviation, stream.noise_deviation),
+            "denominator": (release.denominator, stream.denominator),
+            "adjacency": (sensitivity.adjacency.value, self.adjacency.value),
+            "unit": (sensitivity.unit.value, self.unit.value),
+            "generator": (release.generator, self.generator),
+        }
+        for name, (found, planned) in pairs.items():
+            if found != planned:
+                raise LedgerError(
+                    f"{where} (stream {release.stream}, step {release.step}) has {name} {found}, "
+                    f"the plan says {planned}"
+                )
+
+
+def read_plan(data: object) -> Plan:
+    """The plan from its JSON form.
+
+    Raises:
+        LedgerError: a field is missing, unknown or out of range.
+    """
+    try:
+        found = checks.fields(data, frozenset(Plan.__dataclass_fields__), "the privacy plan")
+        return _plan(found)
+    except RaptorError as error:
+        raise LedgerError(str(error)) from None
+
+
+def _plan(found: Mapping[str, Any]) -> Plan:
+    where = "the privacy plan"
+    streams = tuple(_stream(item) for item in _sequence(found["streams"], "streams"))
+    names = [stream.name for stream in streams]
+    if not names or len(set(names)) < len(names):
+        raise ParameterError("the streams of the privacy plan must be named, each once")
+    facts = _sequence(found["taken_as_public"], "taken_as_public")
+    generator = checks.word(found["generator"], "generator", where)
+    generator_mode(generator, where)
+    return Plan(
+        unit=checks.member(Unit, found["unit"], "unit", where),
+        adjacency=checks.member(Adjacency, found["adjacency"], "adjacency", where),
+        epsilon_target=checks.budget_epsilon(found["epsilon_target"], where),
+        delta=checks.budget_delta(found["delta"], where),
+        epsilon_planned=checks.real(found["epsilon_planned"], "epsilon_planned", where),
+        epsilon_split_sum=checks.real(found["epsilon_split_sum"], "epsilon_split_sum", where),
+        population=checks.count(found["population"], "population", where, minimum=1),
+        population_source=checks.word(found["population_source"], "population_source", where),
+        layer=checks.count(found["layer"], "layer", where),
+        generator=generator,
+        taken_as_public=tuple(checks.word(fact, "a fact taken as public", where) for fact in facts),
+        streams=streams,
+    )
+
+
+def _stream(data: object) -> PlannedStream:
+    found = checks.fields(data, frozenset(PlannedStream.__dataclass_fields__), "a stream of the privacy plan")
+    return PlannedStream(**found)  # type: ignore[arg-type]
+
+
+def _sequence(value: object, name: str) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise ParameterError(f"{name} of the privacy plan must be a list")
+    return list(value)

@@ -1,0 +1,166 @@
+"""`raptor verify`: recompute a certificate from its ledger and say the first thing that is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raptor.accounting.certificate import build_certificate, model_digest
+from raptor.accounting.chain import parse, read_chain
+from raptor.errors import BudgetError, LedgerError
+
+LEDGER = "privacy_ledger.jsonl"
+LEDGER_FOLDER = "07_model_output"
+MODEL_FOLDER = Path("06_models", "raptor_model")
+
+# Computed figures may differ in the last digits between machines and library versions; all else must be equal.
+_COMPUTED = {
+    "epsilon": 1e-6,
+    "epsilon_split_sum": 1e-6,
+    "epsilon_alone": 1e-6,
+    "epsilon_renyi": 1e-3,
+    "grid": 1e-3,
+}
+
+
+@dataclass(frozen=True)
+class VerificationReport:
+    """What was checked and found right."""
+
+    epsilon: float
+    delta: float
+    adjacency: str
+    unit: str
+    status: str
+    private: bool
+    ledger: Path
+    lines: int
+    model: Path | None
+
+    def line(self) -> str:
+        """One line for a person."""
+        head = "valid" if self.private else "valid, but NOT PRIVATE (the noise came from a seed)"
+        model = f"model {self.model} checked" if self.model else "no model found to check"
+        return (
+            f"{head}: epsilon {self.epsilon:.6g} at delta {self.delta:g} ({self.adjacency}, {self.unit}), "
+            f"run {self.status}; ledger {self.ledger} of {self.lines} lines recomputed, {model}"
+        )
+
+
+def verify_certificate(
+    path: Path | str, ledger: Path | str | None = None, model: Path | str | None = None
+) -> VerificationReport:
+    """Check every field of a certificate against its ledger, and the model against both.
+
+    Args:
+        path: the certificate.
+        ledger: its ledger; by default `privacy_ledger.jsonl` beside the certificate, or where the project
+            keeps it.
+        model: directory of the released model; by default where the project keeps it, if it is there.
+
+    Raises:
+        LedgerError: says the first thing that is wrong.
+    """
+    place = Path(path)
+    found = _read(place)
+    ledger_path = _ledger_path(place, ledger)
+    lines = read_chain(ledger_path)
+    stated = found.get("ledger")
+    digest = stated.get("digest") if isinstance(stated, Mapping) else None
+    try:
+        expected = build_certificate(lines)
+    except BudgetError as error:
+        raise LedgerError(str(error)) from None
+    if digest != expected["ledger"]["digest"]:
+        raise LedgerError(
+            f"the certificate belongs to the ledger {digest}, but {ledger_path} is {expected['ledger']['digest']}"
+        )
+    _compare(expected, found, "")
+    model_path = _model_path(place, model)
+    if model_path is not None and expected["model"]["digest"] is not None:
+        actual = model_digest(model_path)
+        if actual != expected["model"]["digest"]:
+            raise LedgerError(
+                f"the model in {model_path} is not the certified one: its digest is {actual}, "
+                f"the ledger has {expected['model']['digest']}"
+            )
+    elif model is not None:
+        raise LedgerError("the ledger names no model, so the given one cannot be checked")
+    return VerificationReport(
+        epsilon=expected["epsilon"],
+        delta=expected["delta"],
+        adjacency=expected["adjacency"],
+        unit=expected["unit"],
+        status=expected["status"],
+        private=expected["private"],
+        ledger=ledger_path,
+        lines=len(lines),
+        model=model_path if expected["model"]["digest"] is not None else None,
+    )
+
+
+def _read(place: Path) -> dict[str, Any]:
+    try:
+        content = place.read_bytes()
+    except OSError as error:
+        raise LedgerError(f"{place} cannot be read: {error.strerror}") from None
+    found = parse(content, str(place))
+    if not isinstance(found, dict):
+        raise LedgerError(f"{place} is not a certificate")
+    return found
+
+
+def _ledger_path(place: Path, given: Path | str | None) -> Path:
+    if given is not None:
+        return Path(given)
+    candidates = [place.parent / LEDGER, place.parent.parent / LEDGER_FOLDER / LEDGER]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    looked = " and ".join(str(candidate) for candidate in candidates)
+    raise LedgerError(f"the ledger of {place} was not found ({looked}); give it with --ledger")
+
+
+def _model_path(place: Path, given: Path | str | None) -> Path | None:
+    if given is not None:
+        return Path(given)
+    candidate = place.parent.parent / MODEL_FOLDER
+    return candidate if candidate.is_dir() else None
+
+
+def _compare(expected: object, found: object, name: str) -> None:
+    """Refuse the first difference, in the order of the certificate."""
+    shown = name or "the certificate"
+    if isinstance(expected, Mapping):
+        if not isinstance(found, Mapping):
+            raise LedgerError(f"{shown} must have named fields")
+        for key, value in expected.items():
+            if key not in found:
+                raise LedgerError(f"{_join(name, key)} is missing from the certificate")
+            _compare(value, found[key], _join(name, key))
+        unknown = sorted(set(found) - set(expected))
+        if unknown:
+            raise LedgerError(f"{_join(name, unknown[0])} is not a field of a certificate")
+    elif isinstance(expected, list):
+        if not isinstance(found, list) or len(found) != len(expected):
+            raise LedgerError(f"{shown} must be a list of {len(expected)} entries")
+        for number, (ours, theirs) in enumerate(zip(expected, found, strict=True), start=1):
+            _compare(ours, theirs, f"{shown} entry {number}")
+    elif not _equal(expected, found, name.rpartition(".")[2]):
+        raise LedgerError(f"{shown} is {found!r} in the certificate, the ledger gives {expected!r}")
+
+
+def _equal(expected: object, found: object, field: str) -> bool:
+    if isinstance(expected, bool) or isinstance(found, bool):
+        return expected is found
+    tolerance = _COMPUTED.get(field)
+    if tolerance is not None and isinstance(expected, float) and isinstance(found, int | float):
+        return math.isclose(expected, found, rel_tol=tolerance)
+    return type(expected) is type(found) and expected == found
+
+
+def _join(name: str, key: str) -> str:
+    return f"{name}.{key}" if name else key

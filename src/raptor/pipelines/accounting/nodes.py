@@ -1,0 +1,47 @@
+"""Nodes of the accounting stage."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+def compose_ledger(
+    privacy_plan: Mapping[str, Any], release_log: Sequence[Mapping[str, Any]], raptor_model: Path
+) -> list[dict[str, Any]]:
+    """The ledger of the training: plan, releases, reserved releases, totals and the digest of the model.
+
+    Raises:
+        LedgerError: the release log is broken, belongs to another plan, or has a release that the plan has
+            not.
+    """
+    from raptor.accounting.certificate import model_digest
+    from raptor.accounting.ledger import compose_ledger as compose
+
+    return compose(privacy_plan, release_log, model_digest(raptor_model))
+
+
+def certify(privacy_ledger: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The certificate of the ledger.
+
+    Raises:
+        LedgerError: the ledger is broken.
+        BudgetError: the releases cost more than the plan allowed.
+    """
+    from raptor.accounting.certificate import build_certificate
+
+    certificate = build_certificate(privacy_ledger)
+    logger.info(
+        "Certificate: epsilon %.6g at delta %.3g (%s), all streams in one ledger; %.6g if added stream by stream",
+        certificate["epsilon"],
+        certificate["delta"],
+        certificate["adjacency"],
+        certificate["epsilon_split_sum"],
+    )
+    if not certificate["private"]:
+        logger.warning("The noise came from a seed: the certificate says not private.")
+    return certificate
