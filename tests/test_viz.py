@@ -30,7 +30,8 @@ def project(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
     root = tmp_path_factory.mktemp("viz")
     shutil.copy(repository / "pyproject.toml", root)
     shutil.copytree(repository / "conf", root / "conf")
-    (root / "src").symlink_to(repository / "src")
+    # The package itself is installed; Kedro wants the folder of the sources inside the project.
+    (root / "src").mkdir()
     bootstrap_project(repository)
     for name, item in catalog_config(repository / "conf", "base").items():
         if not name.startswith("_") and item["metadata"]["privacy"] == "private":

@@ -87,6 +87,11 @@ class TrackingHook:
         self._catalog = catalog
         if self._config is None or not self._config.enabled:
             return
+        if "ParallelRunner" in str(run_params.get("runner")):
+            raise ParameterError(
+                "ParallelRunner saves data in other processes, where they are not recorded. Use SequentialRunner "
+                "or ThreadRunner, or turn tracking off with --params tracking.enabled=false."
+            )
         names = sorted(run_params.get("pipeline_names") or []) or ["__default__"]
         self._facts = RunFacts(
             config=self._config,
