@@ -46,6 +46,7 @@ def sample_guarantee(**changes: Any) -> Guarantee:
     values: dict[str, Any] = {
         "epsilon": 2.99991,
         "target": 3.0,
+        "split_sum": 4.01,
         "delta": 1e-6,
         "adjacency": "add-remove",
         "unit": "record",
@@ -57,6 +58,7 @@ def sample_guarantee(**changes: Any) -> Guarantee:
         "accountant": "dp-accounting PLD",
         "generator": "secure:aes-256-ctr/os-entropy",
         "protects": True,
+        "complete": True,
         "population": 40_000,
         "taken_as_public": ("The number of training records.", "The names of the classes."),
     }

@@ -76,10 +76,10 @@ def test_bins_that_drown_in_the_noise_are_left_out() -> None:
 
 
 def test_epsilons_are_drawn_and_rounded_up() -> None:
-    figure = epsilon_composition([StreamCost("shared", 1.901), StreamCost("expert", 1.7)], 2.9999)
-    assert [bar.get_width() for bar in figure.axes[0].patches] == pytest.approx([1.901, 1.7, 3.601, 2.9999])
-    assert {"1.91", "1.70", "3.61", "3.00"} <= set(texts(figure))
-    single = epsilon_composition([StreamCost("shared", 1.9)], 1.9)
+    figure = epsilon_composition([StreamCost("shared", 1.901), StreamCost("expert", 1.7)], 3.801, 2.9999)
+    assert [bar.get_width() for bar in figure.axes[0].patches] == pytest.approx([1.901, 1.7, 3.801, 2.9999])
+    assert {"1.91", "1.70", "3.81", "3.00"} <= set(texts(figure))
+    single = epsilon_composition([StreamCost("shared", 1.9)], 1.9, 1.9)
     assert len(single.axes[0].patches) == 2
 
 

@@ -21,12 +21,11 @@ class StreamCost:
     epsilon: float
 
 
-def epsilon_composition(streams: Sequence[StreamCost], joint: float) -> Figure:
-    """What each stream costs alone, their plain sum, and what one ledger proves for all of them."""
-    total = sum(stream.epsilon for stream in streams)
+def epsilon_composition(streams: Sequence[StreamCost], added: float, joint: float) -> Figure:
+    """What each stream costs alone, what adding up promises, and what one ledger proves for all of them."""
     rows = [(f"{stream.name} alone", stream.epsilon, style.NEUTRAL) for stream in streams]
     if len(streams) > 1:
-        rows.append(("added up", total, style.SECOND))
+        rows.append(("added up", added, style.SECOND))
     rows.append(("one joint ledger", joint, style.ACCENT))
     with style.drawing(6.2, 0.5 * len(rows) + 0.8) as figure:
         axes = figure.subplots()

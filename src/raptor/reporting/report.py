@@ -218,9 +218,10 @@ def _figures(inputs: ReportInputs) -> dict[str, Any]:
             f"Expected calibration error {words.percent(metrics.calibration_error.value)}.",
         ),
         "composition": (
-            epsilon_composition(streams, guarantee.epsilon),
+            epsilon_composition(streams, guarantee.split_sum, guarantee.epsilon),
             "Epsilon of each stream alone, their sum, and of the joint ledger",
             "; ".join(f"{stream.name} {words.round_up(stream.epsilon)}" for stream in streams)
+            + f"; added up {words.round_up(guarantee.split_sum)}"
             + f"; joint {words.round_up(guarantee.epsilon)}",
         ),
         "curve": (

@@ -40,11 +40,11 @@ def raised_belief(prior: float, epsilon: float) -> float:
 
 
 def certainty_percent(share: float) -> str:
-    """A belief in per cent; near certainty with as many digits as it takes not to read 100 %."""
+    """A bound on a belief in per cent, rounded up; near certainty with digits enough not to read 100 %."""
     digits = 1
-    while digits < 6 and f"{100 * share:.{digits}f}" == f"{100:.{digits}f}":
+    while digits < 9 and float(round_up(100 * share, digits)) >= 100:
         digits += 1
-    return f"{100 * share:.{digits}f}{PERCENT}"
+    return f"{round_up(100 * share, digits)}{PERCENT}"
 
 
 def small(value: float) -> str:
