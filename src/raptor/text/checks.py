@@ -102,8 +102,18 @@ def remark_classes(
     names: Sequence[str],
     held_out: str | None,
     findings: Findings,
+    learnt: bool,
 ) -> None:
-    """Warn of rare classes, of classes that the held-out set lacks, and of labels that are not used."""
+    """Warn of rare classes, of classes that are absent, and of labels that are not used.
+
+    Args:
+        learnt: the classes were taken from these records; False when a model brought them.
+    """
+    if not learnt:
+        absent = _absent(labels, names)
+        if absent:
+            findings.remark(f"Classes absent from the records: {_listed(absent)}.")
+        return
     training = labels[splits == SPLITS.index(TRAIN)]
     counts = np.bincount(training[training != NO_LABEL], minlength=len(names))
     rare = [
@@ -115,8 +125,7 @@ def remark_classes(
             "and a random split may leave one side without them."
         )
     if held_out is not None:
-        kept = set(labels[splits == SPLITS.index(held_out)].tolist())
-        absent = [shorten(name) for index, name in enumerate(names) if index not in kept]
+        absent = _absent(labels[splits == SPLITS.index(held_out)], names)
         if absent:
             findings.remark(f"Classes absent from the {held_out} split: {_listed(absent)}.")
     if held_out == VALIDATION:
@@ -128,6 +137,11 @@ def remark_classes(
     spare = int(((splits == SPLITS.index(UNLABELLED)) & (labels != NO_LABEL)).sum())
     if spare:
         findings.remark(f"{spare} records of the unlabelled split have a label, which is not used.")
+
+
+def _absent(labels: NDArray[np.int64], names: Sequence[str]) -> list[str]:
+    met = set(labels.tolist())
+    return [shorten(name) for index, name in enumerate(names) if index not in met]
 
 
 def _listed(items: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,31 +81,29 @@ class Collected:
         self.class_names.add(batch.class_names)
         if batch.label is None:
             return np.zeros(len(batch), dtype=np.int32)
-        values = self.values
-        try:
-            return np.asarray([values[value] for value in batch.label], dtype=np.int32)
-        except (KeyError, TypeError):
-            # A value that is new, or of a kind that cannot be a key.
-            return np.asarray([self._label_code(value, batch, row) for row, value in enumerate(batch.label)])
+        codes = _known(self.values, batch.label)
+        if codes is None:
+            codes = [self._label_code(value, batch, row) for row, value in enumerate(batch.label)]
+        return np.asarray(codes, dtype=np.int32)
 
-    def _label_code(self, value: Any, batch: Batch, row: int) -> np.int32:
+    def _label_code(self, value: Any, batch: Batch, row: int) -> int:
         key = label_key(value, lambda: batch.place(row), self.columns.label or "")
         if key not in self.values:
             self.values[key] = len(self.values)
             self.first.append(batch.place(row))
-        return np.int32(self.values[key])
+        return self.values[key]
 
     def _split_codes(self, batch: Batch, split: str | None) -> NDArray[np.int8]:
         if batch.split is None:
             return np.full(len(batch), SPLITS.index(split or TRAIN), dtype=np.int8)
         seen = self._splits_seen
-        try:
-            return np.asarray([seen[value] for value in batch.split], dtype=np.int8)
-        except (KeyError, TypeError):
+        codes = _known(seen, batch.split)
+        if codes is None:
             for row, value in enumerate(batch.split):
                 if not isinstance(value, str) or value not in seen:
                     seen[value] = self._split_code(value, batch, row)
-            return np.asarray([seen[value] for value in batch.split], dtype=np.int8)
+            codes = [seen[value] for value in batch.split]
+        return np.asarray(codes, dtype=np.int8)
 
     def _split_code(self, value: Any, batch: Batch, row: int) -> int:
         meaning = normal_split(value) if isinstance(value, str) else None
@@ -134,6 +132,18 @@ class Collected:
                 )
             names.append(name)
         return pa.array(_strings_only(names, "".join(names), batch, self.findings), pa.string())
+
+
+def _known(codes: Mapping[Any, int], values: list[Any]) -> list[int] | None:
+    """The codes of the values; None when one is new, or of a kind that cannot be a key.
+
+    Not a `try` around the slow way: an error raised there would carry this `KeyError`, and with it a value,
+    into the traceback of a log file.
+    """
+    try:
+        return [codes[value] for value in values]
+    except (KeyError, TypeError):
+        return None
 
 
 def _name(columns: Columns, position: int) -> str:

@@ -154,7 +154,8 @@ class _Assembly:
         self._refuse_unknown(classes, labels, column)
         check_classes(labels, self.splits, known, self.rules, self.source.parts[0].name, column)
         held_out = self._held_out(labels)
-        remark_classes(labels, self.splits, known, held_out, self.findings)
+        learnt = self.rules.label_names is None
+        remark_classes(labels, self.splits, known, held_out, self.findings, learnt)
         return labels, known, held_out
 
     def _meaning(self, column: str) -> Meaning:
