@@ -19,6 +19,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     return Lab(tmp_path_factory.mktemp("cli"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -49,12 +50,14 @@ def test_one_message_and_no_traceback(lab: Lab, arguments: list[str], message: s
     assert not (lab.root / "mlflow.db").exists()
 
 
+@pytest.mark.slow
 def test_raptor_run_is_kedro_run(lab: Lab) -> None:
     done = lab.raptor("run", "--params", f"{OFF},training.stesp=3")
     assert done.returncode == 1
     assert "did you mean training.steps?" in done.stderr
 
 
+@pytest.mark.slow
 def test_raptor_outside_a_project_says_so(lab: Lab, tmp_path: Path) -> None:
     lab_elsewhere = Lab(tmp_path)
     lab_elsewhere.root = tmp_path
@@ -63,6 +66,7 @@ def test_raptor_outside_a_project_says_so(lab: Lab, tmp_path: Path) -> None:
     assert "is not inside a Kedro project" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_defect_shows_on_the_terminal_but_not_in_the_log(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     done = lab.kedro("run", "--pipelines", "broken", "--params", OFF)
@@ -75,6 +79,7 @@ def test_a_defect_shows_on_the_terminal_but_not_in_the_log(tmp_path: Path) -> No
     assert "a private record" not in log
 
 
+@pytest.mark.slow
 def test_environment_changes_single_parameters_and_the_command_line_wins(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     assert lab.kedro("run", "--env", "quick", "--params", OFF).returncode == 0
@@ -84,6 +89,7 @@ def test_environment_changes_single_parameters_and_the_command_line_wins(tmp_pat
     assert len((lab.root / "data/release_log.jsonl").read_text().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_flow_command_names_each_leak(lab: Lab) -> None:
     done = lab.raptor("flow")
     assert done.returncode == 1
