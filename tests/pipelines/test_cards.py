@@ -74,3 +74,10 @@ def test_no_other_node_has_a_card() -> None:
 
 def test_training_and_evaluation_are_mechanisms() -> None:
     assert {"train_raptor", "evaluate_model"} <= {node.name for node in EXEMPT}
+
+
+@pytest.mark.parametrize("node", NODES, ids=lambda node: node.name)
+def test_every_node_says_its_privacy_class(node: Node) -> None:
+    """kedro-viz shows tags as filters; the class of a node's inputs decides."""
+    assert len(node.tags & {"public", "private", "released"}) == 1
+    assert all(len(tag) > 1 for tag in node.tags)
