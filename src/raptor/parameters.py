@@ -47,15 +47,11 @@ class RaptorContext(KedroContext):
 
 
 def load_models(models: Mapping[str, str]) -> dict[str, type[BaseModel]]:
-    """Import the models of the stages that this project has."""
+    """Import the models: key to ``module:name`` becomes key to class."""
     loaded = {}
     for key, reference in models.items():
         module, _, name = reference.partition(":")
-        try:
-            loaded[key] = getattr(importlib.import_module(module), name)
-        except ModuleNotFoundError as error:
-            if not str(error.name).startswith("raptor.pipelines"):
-                raise
+        loaded[key] = getattr(importlib.import_module(module), name)
     return loaded
 
 
