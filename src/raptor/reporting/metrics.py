@@ -187,8 +187,9 @@ def _total(table: Array) -> float:
     total = float(table.sum())
     if total <= 0:
         raise DataError(
-            "An evaluation table holds no records: the held-out set is empty, or too small for the noise. "
-            "Raise ingestion.held_out_fraction or lower evaluation.noise_multiplier, and train again."
+            "An evaluation table holds no records: the held-out set is empty, or lost in the noise. The model and its "
+            "certificate stand. For an evaluation that can be read, raise ingestion.held_out_fraction or lower "
+            "evaluation.noise_multiplier, and train again."
         )
     return total
 
