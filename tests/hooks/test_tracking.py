@@ -121,6 +121,7 @@ def test_numbers_that_are_not_finite_become_tags(lab: Lab) -> None:
     run.log_metrics(
         {"loss": math.nan, "epsilon": math.inf, "n": 3, "flag": True, "name": "x", "list": [1]}, "m"
     )
+    run.log_metrics({"epsilon": None, "delta": 0.5, "n": 3}, "privacy", ["epsilon", "delta"])
     run.log_parameters(
         {"names": ["x" * 10] * 1000, "formula (δ=1e-5)": "=", **{f"p{n}": n for n in range(150)}}
     )
@@ -128,7 +129,8 @@ def test_numbers_that_are_not_finite_become_tags(lab: Lab) -> None:
     run.close("FAILED")
     odd = next(item for item in lab.mlflow_runs() if item.info.run_name == "odd")
     assert odd.info.status == "FINISHED"
-    assert odd.data.metrics == {"m/n": 3.0}
+    assert odd.data.metrics == {"m/n": 3.0, "privacy/delta": 0.5}
+    assert odd.data.tags["privacy/epsilon"] == "None"
     assert {key: odd.data.tags[key] for key in ("m/loss", "m/epsilon")} == {
         "m/loss": "nan",
         "m/epsilon": "inf",

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +67,22 @@ class MlflowRun:
             self._client.log_batch(self.run_id, params=items[start : start + _PARAMETERS_AT_ONCE])
         self._client.log_text(self.run_id, json.dumps(flat, indent=2, default=str), "parameters.json")
 
-    def log_metrics(self, data: Any, prefix: str) -> None:
-        """Every finite number of nested mappings; one that is not finite becomes a tag.
+    def log_metrics(self, data: Any, prefix: str, keys: Collection[str] = ()) -> None:
+        """The finite numbers of nested mappings; one that is not finite becomes a tag.
 
         MLflow stores infinity as the largest float and NaN as 0, which would be read as results.
+
+        Args:
+            data: nested mappings.
+            prefix: comes before each name, with a slash.
+            keys: dotted names to record, all numbers by default; of these, what is no number becomes a tag.
         """
         for name, value in flatten(data):
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if name not in keys if keys else not number:
                 continue
             key = sanitise(f"{prefix}/{name}" if prefix else name)
-            if math.isfinite(value):
+            if number and math.isfinite(value):
                 self._client.log_metric(self.run_id, key, float(value))
             else:
                 self._client.set_tag(self.run_id, key, str(value))

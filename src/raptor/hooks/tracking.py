@@ -2,11 +2,12 @@
 
 A catalog entry asks to be recorded with ``metadata.mlflow``::
 
-    mlflow: {kind: metrics | artifact | [metrics, artifact], artifact_dir: audit, prefix: evaluation}
+    mlflow: {kind: metrics | artifact | [metrics, artifact], artifact_dir: audit, prefix: evaluation, keys: [...]}
 
 ``artifact_dir`` is the folder among the run's artifacts, ``prefix`` comes before the names of metrics (default:
-the data set's name). Keys called ``path`` or ``filepath`` would not do: Kedro rewrites them. What is recorded
-must be labelled public or released. No text of an exception is recorded.
+the data set's name), ``keys`` names those to record (default: every number). Keys called ``path`` or ``filepath``
+would not do: Kedro rewrites them. What is recorded must be labelled public or released. No text of an exception is
+recorded.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Record:
     kinds: tuple[str, ...]
     folder: str | None
     prefix: str
+    keys: tuple[str, ...]
     place: Path
     data: Any
 
@@ -136,7 +138,7 @@ class TrackingHook:
             for record in records:
                 run = self._opened()
                 if "metrics" in record.kinds:
-                    run.log_metrics(record.data, record.prefix)
+                    run.log_metrics(record.data, record.prefix, record.keys)
                 if "artifact" in record.kinds:
                     run.log_artifact(record.place, record.folder)
 
@@ -169,7 +171,15 @@ def _record(name: str, config: Mapping[str, Any], data: Any) -> Record | None:
             f"Catalog entry {name}: metadata.mlflow.kind is {spec.get('kind')!r}; use {_KINDS}."
         )
     place = Path(str(config.get("filepath") or config.get("path") or ""))
-    return Record(name, kinds, spec.get("artifact_dir"), spec.get("prefix", name), place, data)
+    return Record(
+        dataset=name,
+        kinds=kinds,
+        folder=spec.get("artifact_dir"),
+        prefix=spec.get("prefix", name),
+        keys=tuple(spec.get("keys") or ()),
+        place=place,
+        data=data,
+    )
 
 
 def _parameters(pipeline: Pipeline, catalog: Any) -> dict[str, Any]:
