@@ -90,6 +90,16 @@ def test_environment_changes_single_parameters_and_the_command_line_wins(tmp_pat
 
 
 @pytest.mark.slow
+def test_first_node_starts_soon_and_tracking_does_not_delay_it(lab: Lab) -> None:
+    """Processor time, as the tests run side by side; four seconds are promised on two idle cores."""
+    clock = lab.root / "first_node"
+    done = lab.kedro("run", "--pipelines", "selection", LAB_FIRST_NODE=str(clock))
+    assert done.returncode == 0
+    assert float(clock.read_text()) < 3
+    assert (lab.root / "mlflow.db").exists()
+
+
+@pytest.mark.slow
 def test_flow_command_names_each_leak(lab: Lab) -> None:
     done = lab.raptor("flow")
     assert done.returncode == 1
