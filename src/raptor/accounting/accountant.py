@@ -23,7 +23,7 @@ OWN = "raptor tilted PLD 1"
 LIBRARY_FLOOR = 1e-10
 LIBRARY_CEILING = 600.0
 _AGREEMENT = 1e-3
-_LIBRARY_POINTS = 3_000_000
+_LIBRARY_POINTS = 1_500_000
 _LIBRARY_TAIL = math.exp(-50)
 
 
@@ -88,13 +88,15 @@ def _confirmed(
     events: tuple[Event, ...], delta: float, adjacency: Adjacency, figure: Figure
 ) -> tuple[float, str, str]:
     """The larger of our figure and dp-accounting's on the same grid, who was asked, and what to note."""
+    if figure.epsilon == 0:
+        return 0.0, OWN, ""
     if delta < LIBRARY_FLOOR:
         note = f"delta is below {LIBRARY_FLOOR:g}, where dp-accounting's transform is not reliable: not asked"
         return figure.epsilon, OWN, note
     if figure.epsilon > LIBRARY_CEILING:
         note = f"epsilon is above {LIBRARY_CEILING:g}, where dp-accounting's exponentials overflow: not asked"
         return figure.epsilon, OWN, note
-    grid = figure.grid or 1e-4
+    grid = figure.grid
     points = sum(
         (high - low) / grid
         for event in events

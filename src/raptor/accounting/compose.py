@@ -22,8 +22,8 @@ from raptor.errors import BudgetError
 MOST_POINTS = 1 << 22
 MOST_WORK = 1 << 26
 _CUT = 1e-9
-_HIGH_TAIL = 28.0
-_LOW_TAIL = 40.0
+_BEYOND = 1e-10
+_REACH = 40.0
 _ERROR = 1e-5
 _SETTLED = 1e-4
 _REFINED_ENOUGH = 1e-3
@@ -47,16 +47,12 @@ class Figure:
 def merge(events: Sequence[Event]) -> tuple[Event, ...]:
     """Equal events as one, no event of 0 steps, and all unsampled Gaussians as the one they compose to."""
     steps: dict[tuple[float, float], int] = {}
-    precision = 0.0
     for event in events:
-        if event.steps == 0:
-            continue
-        if event.rate == 1:
-            precision += event.steps / event.noise_multiplier**2
-        else:
+        if event.steps:
             key = (event.rate, event.noise_multiplier)
             steps[key] = steps.get(key, 0) + event.steps
-    merged = [Event(rate, noise, count) for (rate, noise), count in sorted(steps.items())]
+    merged = [Event(rate, noise, count) for (rate, noise), count in sorted(steps.items()) if rate < 1]
+    precision = math.fsum(count / noise**2 for (rate, noise), count in sorted(steps.items()) if rate == 1)
     if precision > 0:
         merged.append(Event(1.0, precision**-0.5, 1))
     return tuple(merged)
@@ -105,18 +101,22 @@ def _worse(so_far: Figure, events: tuple[Event, ...], delta: float, direction: D
     count = sum(event.steps for event in events)
     tail = delta * _CUT / count
     guess, order = _renyi(events, direction, delta, tail)
-    if guess <= 0:
-        guess = renyi
+    guess = guess or renyi
+    # Beyond this the weights would overflow before they reach epsilon 0; the best order is far below it
+    # unless epsilon is 0 or nearly so.
+    steepest = max(300.0, -2 * math.log(delta))
+    order = min(order, steepest / guess)
     finest = _finest_grid(events, direction, tail)
     grid = max(finest, math.sqrt(48 * _ERROR * guess / (count * (order + 1))))
-    coarse = _solve(events, direction, delta, grid, tail, order, guess)
+    coarse = best = _solve(events, direction, delta, grid, tail, order, guess)
     while True:
-        if coarse <= so_far.epsilon:
+        if best <= so_far.epsilon:
             return so_far
-        order = _saddle_order(events, direction, coarse, order, tail)
+        order = min(_saddle_order(events, direction, coarse, order, tail), steepest / coarse)
         grid = max(grid / 2, finest)
         fine = _solve(events, direction, delta, grid, tail, order, coarse)
         moved = abs(coarse - fine) / max(fine, 1e-300)
+        best = min(best, fine)
         if fine == 0 or moved < _SETTLED or grid == finest:
             break
         coarse = fine
@@ -126,7 +126,7 @@ def _worse(so_far: Figure, events: tuple[Event, ...], delta: float, direction: D
             f"epsilon still moves by {moved:.1e} of itself at the finest grid ({grid:.1e}): "
             "the events differ too much to be accounted together"
         )
-    figure = Figure(min(fine, coarse), grid, moved, so_far.renyi)
+    figure = Figure(best, grid, moved, so_far.renyi)
     return figure if figure.epsilon > so_far.epsilon else so_far
 
 
@@ -192,15 +192,30 @@ def _minimise(
 def _reach(
     events: Sequence[Event], direction: Direction, order: float, side: int, tail: float
 ) -> tuple[float, float]:
-    """Loss that little of the distribution weighted by `order` passes on this side, and the order to show it."""
+    """Loss that exp(-40) of the distribution weighted by `order` passes on this side, and the order to show it."""
     here = log_moment(events, direction, order, tail)
-    mass = _HIGH_TAIL if side > 0 else _LOW_TAIL
 
     def bound(extra: float) -> float:
-        return (log_moment(events, direction, order + side * extra, tail) - here + mass) / extra
+        return (log_moment(events, direction, order + side * extra, tail) - here + _REACH) / extra
 
-    extra, value = _minimise(bound, start=order / 4 + _scale(events) / 8, tolerance=0.2)
+    extra, value = _minimise(bound, start=order / 4 + _scale(events) / 8, tolerance=0.2, doublings=4)
     return side * value, order + side * extra
+
+
+def _ceiling(
+    steps: Sequence[StepLoss], counts: Floats, grid: float, orders: Sequence[float], log_mass: float
+) -> tuple[float, float]:
+    """Loss that the composed steps pass with mass at most exp(log_mass), by Chernoff; and their largest loss."""
+    most = grid * sum(
+        count * (step.first + step.mass.size - 1) for step, count in zip(steps, counts, strict=True)
+    )
+    least = most
+    for order in orders:
+        moment = sum(
+            count * _weighted(step, order, grid)[1] for step, count in zip(steps, counts, strict=True)
+        )
+        least = min(least, (moment - log_mass) / order)
+    return float(least), float(most)
 
 
 def _solve(
@@ -213,30 +228,35 @@ def _solve(
     about: float,
 ) -> float:
     """Least epsilon >= 0 whose delta on this grid is at most `delta`."""
-    top, top_order = _reach(events, direction, order, 1, tail)
-    bottom, _ = _reach(events, direction, order, -1, tail)
-    bottom = min(bottom, about - 8 * grid)
+    steps = [step_loss(event, direction, grid, tail) for event in events]
+    counts = np.array([float(event.steps) for event in events])
+    # Mass above the window is bounded and counted as lost. What wraps around only raises the figure; the
+    # window holds nearly all of the weighted mass so that this does not show.
+    high, far = _reach(events, direction, order, 1, tail)
+    low, _ = _reach(events, direction, order, -1, tail)
+    log_beyond = math.log(delta * _BEYOND)
+    orders = [order + (far - order) * part for part in (1, 0.3, 0.1)]
+    top, most = _ceiling(steps, counts, grid, orders, log_beyond)
+    top = max(top, min(high, most))
+    bottom = min(low, about, top) - 8 * grid
     size = _fast_length(math.ceil((top - bottom) / grid) + 16)
     first = math.floor(bottom / grid)
-    steps = [step_loss(event, direction, grid, tail) for event in events]
-    counts = np.array([event.steps for event in events])
     spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
-    log_scale, top_moment, shift, infinite = 0.0, 0.0, 0, 0.0
-    for step, count in zip(steps, counts, strict=True):
+    log_scale, shift, infinite = 0.0, 0, 0.0
+    for event, step in zip(events, steps, strict=True):
         weighted, log_weight = _weighted(step, order, grid)
-        spectrum *= np.fft.rfft(_fold(weighted, size), size) ** int(count)
-        log_scale += count * log_weight
-        top_moment += count * _weighted(step, top_order, grid)[1]
-        shift += count * step.first
-        infinite += count * math.log1p(-step.infinite)
+        spectrum *= np.fft.rfft(_fold(weighted, size), size) ** event.steps
+        log_scale += event.steps * log_weight
+        shift += event.steps * step.first
+        infinite += event.steps * math.log1p(-step.infinite)
     density = np.roll(np.fft.irfft(spectrum, size), shift - first)
     loss: Floats = grid * np.arange(first, first + size, dtype=np.float64)
     # Rounding: each transform is off by a few units of roundoff times log2(size); powers multiply that.
     rounding = (
         8 * _UNIT_ROUNDOFF * math.log2(size) * (1 + float(counts.sum())) * float(np.abs(spectrum).mean())
     )
-    beyond = math.exp(min(0.0, top_moment - top_order * (loss[-1] + grid))) - math.expm1(infinite)
-    return _epsilon(np.maximum(density, 0) + rounding, loss, order, log_scale, delta - beyond, about)
+    lost = math.exp(log_beyond) - math.expm1(infinite)
+    return _epsilon(np.maximum(density, 0) + rounding, loss, order, log_scale, delta - lost, about)
 
 
 def _weighted(step: StepLoss, order: float, grid: float) -> tuple[Floats, float]:
@@ -264,21 +284,23 @@ def _epsilon(
     """Solve sum over loss > epsilon of (1 - exp(epsilon - loss)) * exp(log_scale - order * loss) * density = delta."""
     if delta <= 0:
         return math.inf
-    start = int(np.searchsorted(loss, max(0.0, about - 300.0 / (1 + order)), side="right"))
+    # Far below `about` the weights overflow; when the answer lies there, `least` is returned, a bound too.
+    least = max(0.0, about - 300.0 / (1 + order))
+    start = int(np.searchsorted(loss, least, side="right"))
+    if start == loss.size:
+        return max(0.0, float(loss[-1]))
     loss, density = loss[start:], density[start:]
     apart = loss - about
-    log_delta = math.log(delta) - log_scale + order * about
+    scaled = math.exp(min(math.log(delta) - log_scale + order * about, 700.0))
     upper = np.cumsum((density * np.exp(-order * apart))[::-1])[::-1]
     lower = np.cumsum((density * np.exp(-(order + 1) * apart))[::-1])[::-1]
-    scaled = math.exp(min(log_delta, 700.0))
-    # above[i]: delta at loss[i - 1], that is with the points from i on.
-    before = np.concatenate([[max(0.0, loss[0] - (loss[1] - loss[0]))], loss[:-1]]) - about
+    # Between two points delta is upper - exp(epsilon) * lower over the points above; `before` is the lower one.
+    before = np.concatenate([[least], loss[:-1]]) - about
     enough = upper - np.exp(np.minimum(before, 600.0)) * lower <= scaled
     first = int(np.argmax(enough)) if enough.any() else density.size
     if first == 0:
-        return float(max(0.0, before[0] + about))
-    epsilon = about + math.log((upper[first - 1] - scaled) / lower[first - 1])
-    return max(0.0, epsilon)
+        return least
+    return max(0.0, about + math.log((upper[first - 1] - scaled) / lower[first - 1]))
 
 
 def _fast_length(least: int) -> int:
