@@ -167,6 +167,8 @@ def new_student(teacher: Path, rows: list[int], vocabulary: int) -> SwitchTransf
         weight[2:] = 0.3 * reduced / reduced.std()
         for router in routers(student):
             router.classifier.bias.zero_()
+            # The default scale makes every choice certain from the start, and then nothing teaches the router.
+            router.classifier.weight.mul_(0.25)
     return student
 
 
@@ -184,6 +186,11 @@ def record_shares(layer: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return (owned[0] + owned[1]) / 2, tokens / tokens.sum()
 
 
+def excess(share: Tensor) -> Tensor:
+    """How far a share lies above an even one, on a log scale that a share of zero does not break."""
+    return torch.log((share + 0.01) / (1 / EXPERTS + 0.01))
+
+
 def correct_biases(encoder: nn.Module, logits: list[Tensor], mask: Tensor, pace: float) -> None:
     """Lower the bias of experts that own too much and raise that of the others.
 
@@ -193,10 +200,10 @@ def correct_biases(encoder: nn.Module, logits: list[Tensor], mask: Tensor, pace:
     with torch.no_grad():
         for router, layer in zip(routers(encoder), logits, strict=True):
             records, tokens = record_shares(layer, mask)
-            router.classifier.bias -= pace * (0.7 * records + 0.3 * tokens - 1 / EXPERTS)
+            router.classifier.bias -= pace * excess(0.7 * records + 0.3 * tokens)
 
 
-def settle_biases(encoder: nn.Module, ids: Tensor, rounds: int = 60) -> None:
+def settle_biases(encoder: nn.Module, ids: Tensor, rounds: int = 80) -> None:
     """Even out the owners of `ids`, one layer after the other, with all other weights as they are."""
     logits = watch_routers(encoder)
     for i, router in enumerate(routers(encoder)):
@@ -210,7 +217,8 @@ def settle_biases(encoder: nn.Module, ids: Tensor, rounds: int = 60) -> None:
             raw = torch.cat(seen)
             for k in range(rounds):
                 records, _ = record_shares(raw + bias, ids != 0)
-                bias -= (1 - k / rounds) * 0.5 * (records - 1 / EXPERTS)
+                bias -= (1 - k / rounds) * 0.2 * excess(records)
+    logits.clear()
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> Tensor:
@@ -294,7 +302,7 @@ def train(
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        correct_biases(student, logits, x != 0, 0.3 * (1 - 0.9 * elapsed / seconds))
+        correct_biases(student, logits, x != 0, 0.05 * (1 - 0.9 * elapsed / seconds))
         step += 1
         if step % 100 == 0:
             print(
@@ -345,7 +353,7 @@ def main() -> None:
     print(f"{sum(p.numel() for p in student.parameters())} parameters, {len(pieces)} pieces", flush=True)
     train(student, encode(tokenizer, pieces), target, args.seconds, args.batch, args.rate)
     args.out.mkdir(parents=True, exist_ok=True)
-    texts = texts[:6000]  # public docstrings: these come first
+    texts = texts[:4000]  # public docstrings: these come first
     settle_biases(student.eval(), encode(tokenizer, texts))
     student.half().save_pretrained(args.out)
     (args.out / "model.safetensors").chmod(0o644)
