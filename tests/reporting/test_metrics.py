@@ -165,6 +165,29 @@ def test_noise_on_many_empty_cells_does_not_bias_the_accuracy() -> None:
     )  # what clamping cells would do
 
 
+def test_with_many_classes_the_small_table_steadies_the_accuracy() -> None:
+    probabilities, labels = random_answers(3000, 60, seed=6)
+    exact = tables_from_probabilities(probabilities, labels, bins=10)
+    generator = np.random.default_rng(1)
+    values, claimed, alone = [], [], []
+    for _ in range(300):
+        noisy = EvaluationTables(
+            exact.confusion + generator.normal(scale=10.0, size=exact.confusion.shape),
+            exact.reliability + generator.normal(scale=10.0 * math.sqrt(3), size=exact.reliability.shape),
+            10.0,
+            10.0 * math.sqrt(3),
+        )
+        estimate = accuracy(noisy)
+        values.append(estimate.value)
+        claimed.append(estimate.noise_error)
+        alone.append(np.trace(noisy.confusion) / noisy.confusion.sum())
+    assert np.mean(claimed) == pytest.approx(np.std(values), rel=0.15)
+    truth = accuracy(exact).value
+    assert np.mean(values) == pytest.approx(truth, abs=0.01)
+    # The matrix alone has 3600 noisy cells in its total: 600 records of noise in 3000.
+    assert np.std(values) < 0.5 * np.std(alone)
+
+
 def test_metrics_of_noisy_tables_stay_between_zero_and_one() -> None:
     generator = np.random.default_rng(9)
     for _ in range(100):

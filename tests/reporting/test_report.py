@@ -8,8 +8,9 @@ from html.parser import HTMLParser
 
 import pytest
 
+from raptor.reporting.comparison import compare
 from raptor.reporting.report import ReportInputs, big_numbers, render_report, verdict
-from tests.reporting.samples import LABELS, sample_comparison, sample_guarantee, sample_inputs
+from tests.reporting.samples import LABELS, sample_comparison, sample_guarantee, sample_inputs, sample_tables
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 
@@ -154,6 +155,15 @@ def test_the_verdict_names_epsilon_accuracy_and_both_comparisons() -> None:
 
 def test_a_model_that_learnt_nothing_is_not_praised() -> None:
     assert "not measurably better" in verdict(sample_comparison(strength=0.0), 3.0)
+
+
+def test_an_accuracy_that_is_lost_in_the_noise_is_shown_as_a_range() -> None:
+    noisy = {"raptor": sample_tables(1.5, noise=150.0)}
+    comparison = compare(noisy, ("largest_class",), False)
+    assert re.search(r"gets between \d+ and \d+\s% of held-out records right", verdict(comparison, 2.0))
+    _, accuracy, gain = big_numbers(comparison, sample_guarantee())
+    assert re.fullmatch(r"\d+\N{EN DASH}\d+\s%", accuracy.number)
+    assert gain.number == "unclear"
 
 
 def test_three_figures_on_top() -> None:

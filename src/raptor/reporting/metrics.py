@@ -3,7 +3,8 @@
 Everything is a ratio of sums over the two tables of `EvaluationTables`. Of noisy tables the *sums* are
 clamped to zero, not the cells: a cell-wise clamp would push every empty cell of a large matrix up by 0.4
 standard deviations, and the total, a sum of K^2 cells, would be far too large. Cells are clamped where they
-are shown.
+are shown. Both tables know how many records there are and how many were classified correctly; the two
+answers are averaged with the weights that leave the least noise.
 
 Two standard errors are told apart, both by the delta method on the gradient of a metric over the cells:
 * sampling: another held-out set of the same size (cells are multinomial counts);
@@ -79,7 +80,7 @@ class Metrics:
 def compute_metrics(tables: EvaluationTables) -> Metrics:
     """All metrics of one model. DataError when noise left no records in a table."""
     return Metrics(
-        records=_total(tables.confusion),
+        records=_sums(tables).total,
         accuracy=accuracy(tables),
         macro_f1=macro_f1(tables),
         largest_class=largest_class(tables),
@@ -88,19 +89,66 @@ def compute_metrics(tables: EvaluationTables) -> Metrics:
     )
 
 
+@dataclass(frozen=True)
+class _Sums:
+    """Records and correct answers from both tables, with the variances that the noise leaves on them.
+
+    share: weight of the confusion matrix in `total`.
+    """
+
+    total: float
+    correct: float
+    share: float
+    total_variance: float
+    correct_variance: float
+    covariance: float
+
+
+def _sums(tables: EvaluationTables) -> _Sums:
+    cells, rows = len(tables.confusion), len(tables.reliability)
+    matrix, table = tables.confusion_noise**2, tables.reliability_noise**2
+    share = _weight(cells**2 * matrix, rows * table)
+    right = _weight(cells * matrix, rows * table)
+    count, _, correct = tables.reliability.sum(axis=0)
+    total = share * float(tables.confusion.sum()) + (1 - share) * float(count)
+    if total <= 0:
+        raise DataError(
+            "An evaluation table holds no records: the held-out set is empty, or lost in the noise. The model and "
+            "its certificate stand. For an evaluation that can be read, raise ingestion.held_out_fraction or lower "
+            "evaluation.noise_multiplier, and train again."
+        )
+    return _Sums(
+        total=total,
+        correct=right * float(np.trace(tables.confusion)) + (1 - right) * float(correct),
+        share=share,
+        total_variance=share**2 * cells**2 * matrix + (1 - share) ** 2 * rows * table,
+        correct_variance=right**2 * cells * matrix + (1 - right) ** 2 * rows * table,
+        # The diagonal is part of the total of the matrix; columns of the other table have noise of their own.
+        covariance=share * right * cells * matrix,
+    )
+
+
+def _weight(own: float, other: float) -> float:
+    """Weight of the first of two unbiased numbers with these variances; all of it when both are exact."""
+    return other / (own + other) if own + other > 0 else 1.0
+
+
 def accuracy(tables: EvaluationTables) -> Estimate:
-    """Share of the records on the diagonal."""
-    confusion = tables.confusion
-    total = _total(confusion)
-    value = _ratio(float(np.trace(confusion)), total)
-    gradient = (np.eye(len(confusion)) - value) / total
-    return _estimate(value, gradient, tables)
+    """Share of the records that were classified correctly."""
+    sums = _sums(tables)
+    return _share(sums.correct, sums.correct_variance, sums.covariance, sums)
+
+
+def _share(part: float, variance: float, covariance: float, sums: _Sums) -> Estimate:
+    """A part of the records, with the noise on the part, on the total, and what the two have in common."""
+    value = _ratio(part, sums.total)
+    noise = variance + value**2 * sums.total_variance - 2 * value * covariance
+    return Estimate(value, sqrt(value * (1 - value) / sums.total), sqrt(max(noise, 0.0)) / sums.total)
 
 
 def recall(tables: EvaluationTables) -> tuple[Estimate, ...]:
     """Per class, the share of its records that were found; 0 for a class without records."""
     confusion = tables.confusion
-    _total(confusion)
     found = []
     for index, row in enumerate(confusion):
         size = max(float(row.sum()), 0.0)
@@ -116,7 +164,6 @@ def recall(tables: EvaluationTables) -> tuple[Estimate, ...]:
 def macro_f1(tables: EvaluationTables) -> Estimate:
     """Mean over the classes of 2 TP / (records of the class + answers of the class); 0 for an empty class."""
     confusion = tables.confusion
-    _total(confusion)
     classes = len(confusion)
     sizes = confusion.sum(axis=1) + confusion.sum(axis=0)
     f1 = np.array([_ratio(2 * float(confusion[k, k]), float(sizes[k])) for k in range(classes)])
@@ -128,14 +175,10 @@ def macro_f1(tables: EvaluationTables) -> Estimate:
 
 def largest_class(tables: EvaluationTables) -> Estimate:
     """Share of the class with the largest row sum: the accuracy of always answering it."""
-    confusion = tables.confusion
-    total = _total(confusion)
-    rows = confusion.sum(axis=1)
-    index = int(rows.argmax())
-    value = _ratio(float(rows[index]), total)
-    gradient = np.full_like(confusion, -value / total)
-    gradient[index] += 1 / total
-    return _estimate(value, gradient, tables)
+    sums = _sums(tables)
+    rows = tables.confusion.sum(axis=1)
+    variance = len(rows) * tables.confusion_noise**2
+    return _share(float(rows.max()), variance, sums.share * variance, sums)
 
 
 def calibration_error(tables: EvaluationTables) -> Estimate:
@@ -146,7 +189,8 @@ def calibration_error(tables: EvaluationTables) -> Estimate:
     0.8 standard deviations of the difference per bin; the noise error shows the scale.
     """
     count, confidence, correct = tables.reliability.T
-    total = _total(tables.reliability[:, :1])
+    sums = _sums(tables)
+    total = sums.total
     gap = confidence - correct
     value = _ratio(float(np.abs(gap).sum()), total)
     sign = np.sign(gap)
@@ -157,8 +201,8 @@ def calibration_error(tables: EvaluationTables) -> Estimate:
     mean = np.divide(np.clip(confidence, 0.0, size), size, out=np.zeros_like(size), where=size > 0)
     wrong_effect = by_count + by_confidence * mean
     variance = (right * (wrong_effect + by_correct) ** 2 + (size - right) * wrong_effect**2).sum()
-    squared = sum(float((part**2).sum()) for part in (by_count, by_confidence, by_correct))
-    return Estimate(value, sqrt(float(variance)), tables.reliability_noise * sqrt(squared))
+    gaps = 2 * len(gap) * tables.reliability_noise**2
+    return Estimate(value, sqrt(float(variance)), sqrt(gaps + value**2 * sums.total_variance) / total)
 
 
 def gain_kept(private: Estimate, reference: Estimate, floor: Estimate) -> Estimate | None:
@@ -181,17 +225,6 @@ def gain_kept(private: Estimate, reference: Estimate, floor: Estimate) -> Estima
 
 def _ratio(part: float, whole: float) -> float:
     return min(max(part, 0.0) / whole, 1.0) if whole > 0 else 0.0
-
-
-def _total(table: Array) -> float:
-    total = float(table.sum())
-    if total <= 0:
-        raise DataError(
-            "An evaluation table holds no records: the held-out set is empty, or lost in the noise. The model and its "
-            "certificate stand. For an evaluation that can be read, raise ingestion.held_out_fraction or lower "
-            "evaluation.noise_multiplier, and train again."
-        )
-    return total
 
 
 def _estimate(value: float, gradient: Array, tables: EvaluationTables) -> Estimate:

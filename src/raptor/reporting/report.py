@@ -16,6 +16,7 @@ from raptor.reporting.comparison import EXACT, NOISED, Comparison
 from raptor.reporting.figures import Bar, accuracy_comparison, calibration, confusion_matrix
 from raptor.reporting.guarantee import Guarantee
 from raptor.reporting.methods import LARGEST, MONOLITHIC, NONPRIVATE, NOTES, RAPTOR, TITLES
+from raptor.reporting.metrics import Estimate
 from raptor.reporting.privacy_figures import StreamCost, budget_curve, epsilon_composition
 from raptor.reporting.style import to_svg
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 TEMPLATES = "templates"
 PRIORS = (0.01, 0.1, 0.5)
+# An accuracy that the noise blurs by more than this, at two standard errors, is shown as a range.
+SHARP = 0.1
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,11 @@ def verdict(comparison: Comparison, epsilon: float) -> str:
     """One sentence: what the model can do at this epsilon, compared with doing nothing and with no privacy."""
     ours, floor = comparison.metrics[RAPTOR].accuracy, comparison.floor
     start = f"At a proven epsilon of {words.round_up(epsilon)}, the private model"
+    if not _is_sharp(ours):
+        return (
+            f"{start} gets between {_range(ours)} of held-out records right; for a sharper answer, there are too "
+            "few of them for the noise."
+        )
     margin = 2 * (ours.standard_error**2 + floor.standard_error**2) ** 0.5
     if ours.value - floor.value <= margin:
         return (
@@ -103,13 +111,21 @@ def big_numbers(comparison: Comparison, guarantee: Guarantee) -> list[BigNumber]
     against = f"largest class {words.percent(floor.value)}"
     if NONPRIVATE in comparison.accuracies:
         against += f", without privacy {words.percent(comparison.accuracies[NONPRIVATE].value)}"
+    if not _is_sharp(ours):
+        against = "two standard errors, most of it noise"
+    elif not comparison.records_are_public:
+        against += f"; ± {200 * ours.standard_error:.1f} points"
     numbers = [
         BigNumber(
             words.round_up(guarantee.epsilon),
             f"epsilon for one {guarantee.unit}",
             f"budget {guarantee.target:g}, delta {words.small(guarantee.delta)}",
         ),
-        BigNumber(words.percent(ours.value), "of held-out records right", against),
+        BigNumber(
+            words.percent(ours.value) if _is_sharp(ours) else _range(ours).replace(" and ", "\N{EN DASH}"),
+            "of held-out records right",
+            against,
+        ),
     ]
     if comparison.kept is not None:
         numbers.append(
@@ -118,6 +134,10 @@ def big_numbers(comparison: Comparison, guarantee: Guarantee) -> list[BigNumber]
                 "of the gain without privacy, kept",
                 f"± {200 * comparison.kept.standard_error:.0f} points, two standard errors",
             )
+        )
+    elif not _is_sharp(ours):
+        numbers.append(
+            BigNumber("unclear", "gain over the largest class", "the noise may be larger than the gain")
         )
     else:
         numbers.append(
@@ -128,6 +148,15 @@ def big_numbers(comparison: Comparison, guarantee: Guarantee) -> list[BigNumber]
             )
         )
     return numbers
+
+
+def _is_sharp(accuracy: Estimate) -> bool:
+    return 2 * accuracy.noise_error <= SHARP
+
+
+def _range(accuracy: Estimate) -> str:
+    low, high = (min(max(accuracy.value + sign * 2 * accuracy.standard_error, 0.0), 1.0) for sign in (-1, 1))
+    return f"{100 * low:.0f} and {words.percent(high, 0)}"
 
 
 def render_report(inputs: ReportInputs) -> str:

@@ -7,6 +7,7 @@ else is grey. Every bar and line is labelled in words as well, so no figure need
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html import escape
@@ -83,7 +84,10 @@ def to_svg(figure: Figure, name: str, title: str, description: str) -> str:
     import matplotlib
 
     buffer = StringIO()
-    with matplotlib.rc_context({**_STYLE, "svg.fonttype": "none", "svg.hashsalt": name}):
+    settings = {**_STYLE, "svg.fonttype": "none", "svg.hashsalt": name}
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        # The reader's browser draws the text, with fonts of its own.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]

@@ -161,12 +161,16 @@ def write_report(
     from raptor.reporting.guarantee import read_guarantee
     from raptor.reporting.report import ReportInputs, flat_parameters, render_report
 
+    routing = draw(dict(routing_profile), dict(layer_plan))
+    for axes in routing.axes:
+        # The page has the headline beside the figure, where it can wrap.
+        axes.set_title("", loc="left")
     return render_report(
         ReportInputs(
             comparison=comparison_from_json(evaluation_metrics),
             labels=label_names,
             guarantee=read_guarantee(privacy_plan, privacy_certificate),
-            routing=draw(dict(routing_profile), dict(layer_plan)),
+            routing=routing,
             routing_headline=headline(dict(layer_plan)),
             parameters={
                 "privacy": flat_parameters(privacy),
