@@ -87,8 +87,8 @@ def verdict(comparison: Comparison, epsilon: float) -> str:
     start = f"At a proven epsilon of {words.round_up(epsilon)}, the private model"
     if not _is_sharp(ours):
         return (
-            f"{start} gets between {_range(ours)} of held-out records right; for a sharper answer, there are too "
-            "few of them for the noise."
+            f"{start} gets between {_range(ours)} of held-out records right; the held-out set is too small for a "
+            "sharper answer under the noise."
         )
     margin = 2 * (ours.standard_error**2 + floor.standard_error**2) ** 0.5
     if ours.value - floor.value <= margin:
