@@ -11,7 +11,7 @@ import pytest
 
 from raptor.errors import DataError, ParameterError
 from raptor.text import docstrings
-from raptor.text._docstring_worker import MAX_WORDS, MIN_WORDS, docstrings_of
+from raptor.text._docstring_worker import MAX_WORDS, MIN_WORDS, docstrings_of, mask_names
 
 SOURCE = '''\
 """A module that holds several words, more than the eight needed."""
@@ -68,13 +68,14 @@ def test_worker_cuts_long_texts(tmp_path: Path) -> None:
         ("A PyTorch module, see torch.nn.", "A lib module, see lib.nn."),
         ("Use pd.DataFrame or nx.Graph.", "Use lib.DataFrame or lib.Graph."),
         ("the scikit-learn and sklearn APIs", "the lib and lib APIs"),
+        ("a model on the Hugging Face hub", "a model on the lib hub"),
         ("a SymPy expression", "a lib expression"),
         ("a transformer is fitted", "a transformer is fitted"),
         ("the expd. value", "the expd. value"),
     ],
 )
 def test_names_are_masked(text: str, masked: str) -> None:
-    assert docstrings.mask_names(text) == masked
+    assert mask_names(text) == masked
 
 
 @pytest.mark.parametrize("arguments", [{"limit": 0}, {"limit": -3}, {"processes": 0}])
