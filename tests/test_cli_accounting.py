@@ -138,7 +138,18 @@ def test_verify_accepts_and_refuses(tmp_path: Path) -> None:
     assert done.stderr.startswith("Error: epsilon is ")
 
 
-HEAVY = "torch transformers kedro mlflow pandas datasets sklearn matplotlib dp_accounting pydantic".split()
+HEAVY = [
+    "torch",
+    "transformers",
+    "kedro",
+    "mlflow",
+    "pandas",
+    "datasets",
+    "sklearn",
+    "matplotlib",
+    "dp_accounting",
+    "pydantic",
+]
 
 
 def spent(*arguments: str) -> float:
