@@ -28,6 +28,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
         (["--pipelines", "selecton"], "There is no pipeline selecton; did you mean selection?"),
         (["--env", "quik"], "There is no environment quik; did you mean quick?"),
         (["--nodes", "nope", "--params", OFF], "Pipeline does not contain nodes named ['nope']."),
+        (
+            ["--nodes", "profile", "--params", OFF],
+            "corpus.json is not there yet. Run the stage that makes it",
+        ),
         (["--pipelines", "refused", "--params", OFF], "rows.csv, line 3: the label is empty."),
         (["--pipelines", "badtype", "--params", OFF], "profile.json cannot be written as JSON"),
         (

@@ -69,6 +69,20 @@ def test_json_load_refuses_what_others_cannot_read(tmp_path: Path, text: str) ->
         JSONDataset(filepath=str(tmp_path / "value.json")).load()
 
 
+def test_what_is_not_there_yet_is_told_as_such(tmp_path: Path) -> None:
+    for kind in (
+        JSONDataset,
+        JSONLinesDataset,
+        TextDataset,
+        FigureDataset,
+        ArrowDataset,
+        PretrainedDirectory,
+    ):
+        with pytest.raises(DatasetError, match="is not there yet") as caught:
+            kind(filepath=str(tmp_path / "nothing")).load()
+        assert isinstance(caught.value.__cause__, DataError)
+
+
 def test_json_lines_round_trip_with_odd_separators(tmp_path: Path) -> None:
     rows = [{"text": "one\u2028two\x85three"}, {"text": "a\nb"}, {}]
     dataset = JSONLinesDataset(filepath=str(tmp_path / "rows.jsonl"))

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 from kedro.io import AbstractDataset
 
+from raptor.errors import DataError
+
 SaveType = TypeVar("SaveType")
 LoadType = TypeVar("LoadType")
 
@@ -59,6 +61,10 @@ class AtomicDataset(AbstractDataset[SaveType, LoadType]):
         """Write ``data`` to ``path``, which does not exist yet."""
 
     def load(self) -> LoadType:
+        if not self._filepath.exists():
+            raise DataError(
+                f"{self._filepath} is not there yet. Run the stage that makes it, or `kedro run` for all."
+            )
         return self._read(self._filepath)
 
     def save(self, data: SaveType) -> None:
