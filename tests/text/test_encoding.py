@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, models
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from raptor.errors import ParameterError
 from raptor.text import encoding
@@ -115,3 +116,27 @@ def test_padding_is_as_wide_as_the_longest_record() -> None:
 def test_encoding_a_directory_of_its_own(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     assert encode_texts(AutoTokenizer.from_pretrained(tmp_path), ["a b"], None, 8) == [[3, 4, 1]]
+
+
+WORD = st.text(st.sampled_from("abcxyz.,-é"), min_size=1, max_size=6)
+
+
+@given(st.lists(st.lists(WORD, max_size=40).map(" ".join), max_size=6), st.integers(2, 9), st.integers(1, 12))
+def test_the_beginning_of_a_long_text_decides_as_the_whole_does(
+    tokenizer: Any, texts: list[str], length: int, characters: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoding, "SPLIT_AT_SPACES", ())
+        whole = encode_records(tokenizer, texts, None, length)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoding, "CHARACTERS_A_TOKEN", characters)
+        assert encode_records(tokenizer, texts, None, length) == whole
+
+
+def test_a_tokenizer_that_joins_over_spaces_sees_whole_texts() -> None:
+    """Merging over the space makes the first token depend on the second word."""
+    model = models.BPE({"a": 0, " ": 1, "b": 2, "a ": 3, "a b": 4}, [("a", " "), ("a ", "b")])
+    joined = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoding, "CHARACTERS_A_TOKEN", 1)
+        assert encode_texts(joined, ["a b" + " " * 20], None, 1) == [[4]]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from decimal import Decimal
 from pathlib import Path
 
+import datasets
 import pandas as pd
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
-import datasets
 from raptor.text.problems import RecordError
 from tests.text.reading import read, texts, warned
 

@@ -23,9 +23,8 @@ def hub_parts(source: str, near: str | None) -> list[tuple[str, Any]]:
         DataError: the hub does not have it, or cannot be reached and nothing is cached.
     """
     name, _, configuration = source.partition(":")
-    import huggingface_hub.constants
-
     import datasets
+    import huggingface_hub.constants
 
     online = _reachable(huggingface_hub.constants.ENDPOINT)
     quiet = datasets.are_progress_bars_disabled()

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from raptor.text.encoding import encode_fast
+
 # Enough for the share to be right within one per cent.
 SAMPLE = 20_000
 
@@ -24,19 +26,16 @@ def remark_cut(records: pa.Table, tokenizer_file: Path, max_length: int) -> list
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+    paired = records["text_pair"].null_count < len(records)
+    if max_length <= tokenizer.num_special_tokens_to_add(paired):
+        return []
     sampled = len(records) > SAMPLE
     rows = np.linspace(0, len(records) - 1, SAMPLE).astype(np.int64) if sampled else np.arange(len(records))
     taken = records.select(["text", "text_pair"]).take(rows)
-    given = taken["text"].to_pylist()
-    if taken["text_pair"].null_count < len(taken):
-        given = list(zip(given, taken["text_pair"].to_pylist(), strict=True))
-    cut = 0
-    for start in range(0, len(given), 1000):
-        encodings = tokenizer.encode_batch_fast(given[start : start + 1000])
-        cut += sum(len(encoding) > max_length for encoding in encodings)
+    texts = taken["text"].to_pylist()
+    pairs = taken["text_pair"].to_pylist() if paired else None
+    cut = sum(encode_fast(tokenizer, texts, pairs, max_length).cut)
     if not cut:
         return []
-    share = f"About {cut / len(given):.1%}" if sampled else f"{cut} of {len(given)}"
+    share = f"About {cut / len(texts):.1%}" if sampled else f"{cut} of {len(texts)}"
     return [f"{share} records are longer than {max_length} tokens and are cut (ingestion.max_length)."]
