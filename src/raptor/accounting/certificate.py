@@ -95,7 +95,8 @@ def statement(ledger: Ledger, bound: EpsilonBound) -> list[str]:
         f"most the factor {_factor(bound.epsilon)} when {change}, except with probability {plan.delta:g}.",
         f"Somebody who knows all other records and guesses, at even odds, whether one {plan.unit.value} was used "
         f"for training is right in at most {_success(bound.epsilon, plan.delta)} % of the cases.",
-        "Both streams of training, and all that is reserved for the evaluation, are counted in one ledger.",
+        f"All streams ({', '.join(total.planned.name for total in ledger.totals)}) are counted together in one "
+        "ledger; what is reserved for the evaluation is counted whether it is used or not.",
     ]
     if plan.delta * plan.population >= 1:
         sentences.append(

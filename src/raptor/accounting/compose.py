@@ -10,20 +10,24 @@ window only adds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from raptor.accounting.loss import Direction, Floats, StepLoss, directions, log_moment, spread, step_loss
+from raptor.accounting.loss import Direction, Floats, StepLoss, directions, spread, step_loss
+from raptor.accounting.moments import reach, renyi_bound, saddle_order
 from raptor.accounting.types import Adjacency, Event
 from raptor.errors import BudgetError
 
-MOST_POINTS = 1 << 22
-MOST_WORK = 1 << 26
+# Points of the loss of one step, of all steps together, and of the window of the composed loss.
+_STEP_POINTS = 1 << 22
+_ALL_POINTS = 1 << 26
+_WINDOW_POINTS = 1 << 24
+# Shares of delta that are given away: loss of a step rounded up to infinity, mass above the window.
 _CUT = 1e-9
 _BEYOND = 1e-10
-_REACH = 40.0
+# A grid h raises epsilon by about steps * (order + 1) * h^2 / 12; it is chosen so that this is _ERROR * epsilon.
 _ERROR = 1e-5
 _SETTLED = 1e-4
 _REFINED_ENOUGH = 1e-3
@@ -66,7 +70,7 @@ def renyi_epsilon(events: Sequence[Event], delta: float, adjacency: Adjacency) -
     merged = merge(events)
     if not merged:
         return 0.0
-    return max(_renyi(merged, direction, delta)[0] for direction in directions(merged, adjacency))
+    return max(renyi_bound(merged, direction, delta)[0] for direction in directions(merged, adjacency))
 
 
 def compose(events: Sequence[Event], delta: float, adjacency: Adjacency) -> Figure:
@@ -89,7 +93,7 @@ def compose(events: Sequence[Event], delta: float, adjacency: Adjacency) -> Figu
 
 def _worse(so_far: Figure, events: tuple[Event, ...], delta: float, direction: Direction) -> Figure:
     """The larger of `so_far` and the figure of this direction, which is refined only if it may be larger."""
-    renyi, _ = _renyi(events, direction, delta)
+    renyi, _ = renyi_bound(events, direction, delta)
     so_far = replace(so_far, renyi=max(renyi, so_far.renyi))
     if renyi <= so_far.epsilon:
         return so_far
@@ -100,7 +104,7 @@ def _worse(so_far: Figure, events: tuple[Event, ...], delta: float, direction: D
         )
     count = sum(event.steps for event in events)
     tail = delta * _CUT / count
-    guess, order = _renyi(events, direction, delta, tail)
+    guess, order = renyi_bound(events, direction, delta, tail)
     guess = guess or renyi
     # Beyond this the weights would overflow before they reach epsilon 0; the best order is far below it
     # unless epsilon is 0 or nearly so.
@@ -112,7 +116,7 @@ def _worse(so_far: Figure, events: tuple[Event, ...], delta: float, direction: D
     while True:
         if best <= so_far.epsilon:
             return so_far
-        order = min(_saddle_order(events, direction, coarse, order, tail), steepest / coarse)
+        order = min(saddle_order(events, direction, coarse, order, tail), steepest / coarse)
         grid = max(grid / 2, finest)
         fine = _solve(events, direction, delta, grid, tail, order, coarse)
         moved = abs(coarse - fine) / max(fine, 1e-300)
@@ -132,74 +136,7 @@ def _worse(so_far: Figure, events: tuple[Event, ...], delta: float, direction: D
 
 def _finest_grid(events: Sequence[Event], direction: Direction, tail: float) -> float:
     widths = [high - low for low, high in (spread(event, direction, tail) for event in events)]
-    return max(max(widths) / MOST_POINTS, sum(widths) / MOST_WORK)
-
-
-def _renyi(
-    events: Sequence[Event], direction: Direction, delta: float, tail: float = 0.0
-) -> tuple[float, float]:
-    """Renyi epsilon and its order less 1; with a `tail` cut off a guess, no bound."""
-
-    def bound(order: float) -> float:
-        moment = log_moment(events, direction, order, tail)
-        alpha = order + 1
-        return moment / order + math.log1p(-1 / alpha) - (math.log(delta) + math.log(alpha)) / order
-
-    order, value = _minimise(bound, start=_scale(events))
-    return max(0.0, value), order
-
-
-def _scale(events: Sequence[Event]) -> float:
-    """Order of magnitude of the best order: it grows with the noise."""
-    return max(1.0, min(event.noise_multiplier for event in events))
-
-
-def _saddle_order(
-    events: Sequence[Event], direction: Direction, epsilon: float, start: float, tail: float
-) -> float:
-    """Order whose weighted mean loss is `epsilon`."""
-    order, _ = _minimise(
-        lambda order: log_moment(events, direction, order, tail) - order * epsilon, start=start
-    )
-    return order
-
-
-def _minimise(
-    function: Callable[[float], float], start: float, tolerance: float = 0.03, doublings: int = 40
-) -> tuple[float, float]:
-    """Where a function of one valley is least over positive arguments, and the least value."""
-    ratio = 2.0
-    best, low, high = start, start / ratio, start * ratio
-    value, below, above = function(best), function(low), function(high)
-    while above < value and high < start * ratio**doublings:
-        low, best, high = best, high, high * ratio
-        below, value, above = value, above, function(high)
-    while below <= value and low > start / ratio**doublings:
-        high, best, low = best, low, low / ratio
-        above, value, below = value, below, function(low)
-    while high / low > 1 + tolerance:
-        for end in (low, high):
-            middle = math.sqrt(best * end)
-            trial = function(middle)
-            if trial < value:
-                low, high = (low, best) if middle < best else (best, high)
-                best, value = middle, trial
-                break
-            low, high = (middle, high) if middle < best else (low, middle)
-    return best, value
-
-
-def _reach(
-    events: Sequence[Event], direction: Direction, order: float, side: int, tail: float
-) -> tuple[float, float]:
-    """Loss that exp(-40) of the distribution weighted by `order` passes on this side, and the order to show it."""
-    here = log_moment(events, direction, order, tail)
-
-    def bound(extra: float) -> float:
-        return (log_moment(events, direction, order + side * extra, tail) - here + _REACH) / extra
-
-    extra, value = _minimise(bound, start=order / 4 + _scale(events) / 8, tolerance=0.2, doublings=4)
-    return side * value, order + side * extra
+    return max(max(widths) / _STEP_POINTS, sum(widths) / _ALL_POINTS)
 
 
 def _ceiling(
@@ -232,14 +169,17 @@ def _solve(
     counts = np.array([float(event.steps) for event in events])
     # Mass above the window is bounded and counted as lost. What wraps around only raises the figure; the
     # window holds nearly all of the weighted mass so that this does not show.
-    high, far = _reach(events, direction, order, 1, tail)
-    low, _ = _reach(events, direction, order, -1, tail)
+    high, far = reach(events, direction, order, 1, tail)
+    low, _ = reach(events, direction, order, -1, tail)
     log_beyond = math.log(delta * _BEYOND)
     orders = [order + (far - order) * part for part in (1, 0.3, 0.1)]
     top, most = _ceiling(steps, counts, grid, orders, log_beyond)
     top = max(top, min(high, most))
     bottom = min(low, about, top) - 8 * grid
-    size = _fast_length(math.ceil((top - bottom) / grid) + 16)
+    points = math.ceil((top - bottom) / grid) + 16
+    if points > _WINDOW_POINTS:
+        raise UnsettledError(f"a grid fine enough ({grid:.1e}) would need {points} points")
+    size = _fast_length(points)
     first = math.floor(bottom / grid)
     spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
     log_scale, shift, infinite = 0.0, 0, 0.0
