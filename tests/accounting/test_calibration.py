@@ -20,7 +20,13 @@ Q, DELTA = 1024 / 67349, 1 / 673490
 
 def table_rows() -> list:
     return [
-        pytest.param(row, float(target), entry["pld"], id=f"{row['id']}-{target}")
+        pytest.param(
+            row,
+            float(target),
+            entry["pld"],
+            id=f"{row['id']}-{target}",
+            marks=[pytest.mark.slow] * (target in ("0.5", "3")),
+        )
         for row in cases().get("reference", [])
         for target, entry in row.get("calibration_sigma", {}).items()
         # That table was made on a grid that is too coarse for this many steps.

@@ -12,7 +12,7 @@ from raptor.accounting.types import Adjacency, Event, EventShape
 
 # Figures are upper bounds within 1e-4 of the truth, so two of them compare up to that.
 SLACK = 1.5e-4
-quick = settings(max_examples=25, deadline=None)
+quick = settings(max_examples=15, deadline=None)
 
 rates = st.one_of(st.just(1.0), st.floats(1e-3, 0.6))
 noises = st.floats(0.4, 30.0)
@@ -87,7 +87,7 @@ def test_renyi_is_never_below(event, delta, adjacency) -> None:
     assert found.epsilon <= found.renyi * (1 + SLACK)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.lists(st.builds(EventShape, rates, steps, st.floats(0.3, 3.0)), min_size=1, max_size=2),
     st.floats(-2.3, 1.3).map(lambda power: 10.0**power),
