@@ -55,6 +55,19 @@ GOOD: dict[str, tuple[str, str | bytes, dict, list[str]]] = {
         {},
         ['"say ""hi"""', '"c'],
     ),
+    "a quoted tsv with a tab and a line break": (
+        "a.tsv",
+        'text\tlabel\n"a\tb\nc"\t1\nd\t0\ne\t1\n',
+        {},
+        ["a\tb\nc", "d", "e"],
+    ),
+    "a quoted tsv with a line break": ("a.tsv", 'text\tlabel\n"a\nc"\t1\nd\t0\n', {}, ["a\nc", "d"]),
+    "a tsv whose loose marks look like a pair": (
+        "a.tsv",
+        'text\tlabel\n"W\t1\nb\t0\nWhy?"\t1\nok\t1\n',
+        {},
+        ['"W', "b", 'Why?"', "ok"],
+    ),
     "line separators of Unicode": (
         "a.csv",
         H + "a\u2028b\u0085c\x0bd,1\ne,0\n",
@@ -90,6 +103,21 @@ BAD: dict[str, tuple[str, str | bytes, str]] = {
     ),
     "lines swallowed, names": ("a.csv", H + '"Winter,bad\nb,good\nWhy?",bad\nok,good\n', "line 2: .*line 4"),
     "lines swallowed, label first": ("a.csv", 'label,text\n0,"W\n1,bad\n0,Why?"\n1,c\n', "line 2: .*line 4"),
+    "lines swallowed, one of them broken": (
+        "a.csv",
+        H + '"W,0\nb, and c,1\nWhy?",1\nok,0\n',
+        "line 2: .*line 4",
+    ),
+    "lines of a tsv swallowed": (
+        "a.tsv",
+        'text\tlabel\n"W\t0\nb\tc\t1\nWhy?"\t1\nok\t0\n',
+        "line 2: .*line 4",
+    ),
+    "a tsv with a mark and a long line": (
+        "a.tsv",
+        'text\tlabel\n"W\t0\nb\tc\t1\nok\t0\n',
+        "line 3: .*3 fields",
+    ),
     "lines swallowed, doubled mark": ("a.csv", H + '"W,0\nb,1\nHe ""hi",1\nok,0\n', "line 2: .*line 4"),
     "a header in the middle": ("a.csv", H + "a,1\ntext,label\nb,0\n", "line 3: the header stands here again"),
     "a column twice": ("a.csv", "text,label,text\na,1,b\n", "column 'text': there are 2 columns"),

@@ -49,6 +49,7 @@ REFUSED = {
     "nan": (["1", "nan", "0"], "line 3, column 'label': the label is a missing value"),
     "NaN among names": (["good", "NaN", "bad"], "line 3, column 'label': the label is a missing value"),
     "<NA>": (["good", "<NA>", "bad"], "line 3, column 'label': the label is a missing value"),
+    "a null of MySQL": (["good", "\\N", "bad"], "line 3, column 'label': the label is a missing value"),
     "a measurement": (["1", "0.73", "0"], "line 3, column 'label': the label is a real number"),
     "a measurement in scientific notation": (
         ["1e-3", "2e-3", "5e-1"],

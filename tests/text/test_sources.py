@@ -14,7 +14,7 @@ from raptor.text import hub, records, sources
 from raptor.text.columns import Columns
 from raptor.text.problems import RecordError
 from raptor.text.records import Rules, read_records
-from tests.text.reading import put, read, texts
+from tests.text.reading import put, read, texts, warned
 
 CSV = "text,label\na,1\nb,0\n"
 
@@ -118,6 +118,12 @@ def test_folders_that_are_no_source(tmp_path: Path, case: str) -> None:
         put(tmp_path, name, text)
     with pytest.raises(RecordError, match=message):
         read(tmp_path)
+
+
+def test_a_part_without_records_is_said(tmp_path: Path) -> None:
+    put(tmp_path, "train.csv", CSV)
+    put(tmp_path, "test.csv", "text,label\n")
+    assert warned(read(tmp_path), "test.csv holds no records")
 
 
 def test_files_that_name_their_classes_differently(tmp_path: Path) -> None:

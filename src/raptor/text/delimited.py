@@ -106,7 +106,7 @@ def _choose_dialect(path: Path, form: TextForm, columns: Columns, default: str) 
     order = [named.group(1)] if named else [default, *(mark for mark in DELIMITERS if mark != default)]
     failures: list[tuple[int, RecordError]] = []
     for delimiter in order:
-        quoted = delimiter != "\t" or _quotes_its_fields(path, form)
+        quoted = delimiter != "\t" or _quotes_its_fields(path, form, columns.label)
         dialect = Dialect(delimiter, quoted, skipped=1 if named else 0)
         header: list[str] = []
         try:
@@ -129,12 +129,14 @@ def _header(path: Path, form: TextForm, dialect: Dialect) -> tuple[list[str], bo
     return [name.strip().strip('"') for name in names] if spaced else names, spaced
 
 
-def _quotes_its_fields(path: Path, form: TextForm) -> bool:
+def _quotes_its_fields(path: Path, form: TextForm, label: str | None) -> bool:
     """Whether a tab-separated file was written with CSV quoting.
 
     Usually such files are not quoted, and a quotation mark is text. A writer that does quote puts every
     field with a quotation mark in quotation marks and doubles those inside. So a header in quotation marks
-    settles the matter, and so does one field that breaks the rule; a doubled mark does where none breaks it.
+    settles the matter, and so does a doubled mark where no field breaks the rule. Where one does, it may go on
+    behind a tab or a line break: then the records show by their number of fields, and by their labels, which
+    of the two readings was meant.
     """
     evidence = False
     with text_lines(path, form) as lines:
@@ -148,9 +150,39 @@ def _quotes_its_fields(path: Path, form: TextForm) -> bool:
                 if '"' in cell:
                     match = QUOTED.fullmatch(cell)
                     if match is None:
-                        return False
+                        return _reads_better_quoted(path, form, label)
                     evidence = evidence or '""' in match.group(1)
     return evidence
+
+
+def _reads_better_quoted(path: Path, form: TextForm, label: str | None) -> bool:
+    if not _agrees(path, form, Dialect("\t", quoted=True)):
+        return False
+    if not _agrees(path, form, Dialect("\t", quoted=False)):
+        return True
+    # Both readings hold together. In the wrong one, pieces of texts stand for labels.
+    with text_lines(path, form) as lines:
+        header = next(lines).strip("\ufeff\r\n").split("\t")
+        if label not in header:
+            return False
+        at = header.index(label)
+        sure: set[str] = set()
+        doubtful: set[str] = set()
+        for line in lines:
+            cells = line.rstrip("\r\n").split("\t")
+            if len(cells) > at:
+                (doubtful if '"' in line else sure).add(cells[at].strip())
+    return bool(sure) and not doubtful <= sure
+
+
+def _agrees(path: Path, form: TextForm, dialect: Dialect) -> bool:
+    """Whether all records have as many fields as the header."""
+    with text_lines(path, form) as lines:
+        try:
+            rows = _rows(_Lines(lines, form.newline == "\n"), dialect, path)
+            return len({len(fields) for fields, _, _ in rows if fields}) == 1
+        except RecordError:
+            return False
 
 
 def _rows(source: _Lines, dialect: Dialect, path: Path) -> Iterator[Row]:

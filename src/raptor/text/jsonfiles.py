@@ -236,8 +236,6 @@ class _Columns:
         Raises:
             RecordError: with the closest key.
         """
-        if not self.names:
-            raise RecordError("the file has no records.", place=self.file, advice="Give at least some.")
         for role, name in self.names.items():
             if role not in self.met:
                 near = closest(name, list(self.keys))

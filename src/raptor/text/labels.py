@@ -14,7 +14,7 @@ WHOLE = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.0+)?")
 REAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 INVISIBLE = "\ufeff\u200b\u200e\u200f\u2060"
 # Written by programs for a value they do not have; never the name of a class.
-MISSING_WORDS = frozenset({"nan", "<na>", "nat"})
+MISSING_WORDS = frozenset({"nan", "<na>", "nat", "\\n"})
 # May be names of classes, and may be gaps.
 DOUBTFUL_WORDS = frozenset({"na", "n/a", "null", "none", "#n/a"})
 ADVICE = "A label is a name or a whole number from 0; -1 and an empty cell mean that there is none."

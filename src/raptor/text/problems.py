@@ -12,6 +12,7 @@ from raptor.errors import DataError
 SHOWN_PLACES = 5
 SHOWN_CHARACTERS = 60
 SHOWN_VALUES = 30
+HOW_TO_SEE = "`raptor inspect` shows what was found."
 
 
 def shorten(value: Any) -> str:
@@ -52,17 +53,17 @@ class RecordError(DataError):
     ) -> None:
         where = ", ".join([*([str(place)] if place else []), *([f"column {column!r}"] if column else [])])
         message = f"{where}: {problem}" if where else problem[:1].upper() + problem[1:]
-        super().__init__(f"{message} {advice}".rstrip())
+        self._message = f"{message} {advice}".rstrip()
         self._value = value
+        super().__init__(self._message if value is None else f"{self._message} {HOW_TO_SEE}")
 
     @property
     def terminal(self) -> str:
         """The message with the shortened value."""
         if self._value is None:
-            return str(self)
-        if isinstance(self._value, tuple):
-            return f"{self} Found: {', '.join(shorten(value) for value in self._value[:SHOWN_VALUES])}."
-        return f"{self} Found: {shorten(self._value)}."
+            return self._message
+        values = self._value[:SHOWN_VALUES] if isinstance(self._value, tuple) else (self._value,)
+        return f"{self._message} Found: {', '.join(map(shorten, values))}."
 
 
 @dataclass

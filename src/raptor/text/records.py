@@ -82,8 +82,11 @@ def read_records(source: str, columns: Columns, rules: Rules = Rules()) -> Recor
     collected = Collected(columns, findings)
     opened = open_source(source, rules.limit)
     for part in opened.parts:
+        before = len(collected.texts)
         for batch in part.read(columns, rules.encoding, findings):
             collected.add(batch, part.split)
+        if len(collected.texts) == before:
+            findings.remark(f"{part.name} holds no records.")
     return _Assembly(opened, collected, columns, rules, findings).records()
 
 

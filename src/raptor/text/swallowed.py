@@ -16,8 +16,9 @@ class SwallowedLines:
 
     A field may hold line breaks. But when an opening quotation mark was meant as text, and another one
     happens to close it lines later, whole records vanish into one field, and the parser sees nothing wrong.
-    Then each of the lines, taken alone, has as many fields as the header, with a label that other records
-    have, too. A real text of several lines practically never looks so.
+    Then the first and the last of the lines, taken alone, have as many fields as the header each, with a
+    label that other records have, too. Of a real text of several lines only one of the two can hold the
+    record's own label, and the other one practically never looks so.
     """
 
     file: str
@@ -28,7 +29,7 @@ class SwallowedLines:
     suspects: list[tuple[int, list[str | None]]] = field(default_factory=list)
 
     def look(self, lines: list[str], first: int) -> None:
-        """Remember a record of several lines if some of them read like records."""
+        """Remember a record of several lines if some of them have as many fields as a record."""
         found: list[str | None] = []
         for line in lines:
             cells = line.rstrip("\r\n").split(self.delimiter)
@@ -42,7 +43,7 @@ class SwallowedLines:
         """Decide once all labels are known.
 
         Raises:
-            RecordError: every line of a suspect reads like a record.
+            RecordError: the first and the last line of a suspect read like records.
         """
         known = {label.strip() for label in self.labels}
         numbers = all(_is_number(label) for label in known)
@@ -56,16 +57,15 @@ class SwallowedLines:
                 )
                 for label in found
             ]
-            if all(likely):
+            if likely[0] and likely[-1]:
                 last = first + len(found) - 1
                 raise RecordError(
-                    f"a quotation mark opens here and closes on line {last}, and every line between reads "
-                    "like a record of its own.",
+                    f"a quotation mark opens here and closes on line {last}, and both lines read like records "
+                    "of their own.",
                     place=Place(self.file, first),
-                    advice="If the mark is text, put the field in quotation marks and double the mark; a "
-                    "tab-separated file (.tsv) needs no quotation marks.",
+                    advice="If the mark is text, put the field in quotation marks and double the mark. If the "
+                    "text really reads so, give the records as JSON lines or Parquet.",
                 )
-            # The first and the last line hold the record's own label, as often as not.
             if any(likely[1:-1]):
                 findings.add(SUSPICIOUS, Place(self.file, first))
 

@@ -153,8 +153,6 @@ def table_batches(
                 made.label = _named(made.label, label_names, made)
             done += len(part)
             yield made
-    if not done:
-        raise RecordError("the file has no records.", place=file, advice="Give at least some.")
 
 
 def _check_type(role: str, kind: pa.DataType, file: str, name: str) -> None:
