@@ -178,13 +178,16 @@ def _sampled(
     files: dict[str, list[Path]], limit: int | None, processes: int, without: set[str]
 ) -> list[tuple[str, str]]:
     """All rows, or `limit` of them from as small a share of every library's files as holds that many."""
-    share = 1.0 if limit is None else 1 / 32
+    share = 1.0
+    if limit is not None:
+        # A file holds about five texts; counting on three makes a second look rare.
+        share = min(1.0, max(1 / 32, limit / (3 * sum(map(len, files.values())))))
     while True:
         part = {name: paths[: max(1, round(share * len(paths)))] for name, paths in files.items()}
         rows = [row for row in _distinct(part, processes) if row[0] not in without]
         if share >= 1 or (limit is not None and len(rows) >= limit):
             break
-        share *= 4
+        share = min(1.0, share * 4)
     if not rows:
         raise DataError("no docstring of at least eight words was found in the installed packages")
     rows.sort(key=lambda row: _digest(row[0]))
