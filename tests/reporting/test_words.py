@@ -52,7 +52,7 @@ def test_factors_are_rounded_up(factor: float, shown: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(None, "none"), (True, "True"), (512, "512"), (1e-06, "1e-6"), (0.001, "0.001"), ([1, 0.5], "1, 0.5")],
+    [(None, "none"), (True, "true"), (512, "512"), (1e-06, "1e-6"), (0.001, "0.001"), ([1, 0.5], "1, 0.5")],
 )
 def test_parameters_as_typed(value: object, shown: str) -> None:
     assert words.compact(value) == shown

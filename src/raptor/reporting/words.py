@@ -69,6 +69,8 @@ def times(factor: float) -> str:
 
 def compact(value: object) -> str:
     """A parameter as a person would type it."""
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, float):
         return small(value) if abs(value) < 1e-3 else f"{value:.6g}"
     if isinstance(value, (list, tuple)):
