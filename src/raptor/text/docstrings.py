@@ -18,6 +18,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,8 +114,8 @@ def private_docstrings(limit: int | None = None, processes: int = 2) -> pa.Table
             f"the embedded records need the source files of {', '.join(absent)}, which are not installed; "
             "install the project's requirements, or set ingestion.source to your own data"
         )
-    public = {text for text, _ in _distinct(_public_files(), processes)}
-    rows = _sampled(files, limit, processes, without=public)
+    public_paths = tuple((name, tuple(paths)) for name, paths in _public_files().items())
+    rows = _sampled(files, limit, processes, without=_digests(public_paths, processes))
     return pa.table({"text": pa.array([t for t, _ in rows], pa.string()), "label": [n for _, n in rows]})
 
 
@@ -136,7 +137,7 @@ def public_docstrings(limit: int | None = None, processes: int = 2) -> pa.Table:
     import pyarrow as pa
 
     _check_arguments(limit, processes)
-    rows = _sampled(_public_files(), limit, processes, without=set())
+    rows = _sampled(_public_files(), limit, processes, without=frozenset())
     return pa.table({"text": pa.array([t for t, _ in rows], pa.string()), "library": [n for _, n in rows]})
 
 
@@ -175,7 +176,7 @@ def _public_files() -> dict[str, list[Path]]:
 
 
 def _sampled(
-    files: dict[str, list[Path]], limit: int | None, processes: int, without: set[str]
+    files: dict[str, list[Path]], limit: int | None, processes: int, without: frozenset[bytes]
 ) -> list[tuple[str, str]]:
     """All rows, or `limit` of them from as small a share of every library's files as holds that many."""
     share = 1.0
@@ -184,7 +185,7 @@ def _sampled(
         share = min(1.0, max(1 / 32, limit / (3 * sum(map(len, files.values())))))
     while True:
         part = {name: paths[: max(1, round(share * len(paths)))] for name, paths in files.items()}
-        rows = [row for row in _distinct(part, processes) if row[0] not in without]
+        rows = [row for row in _distinct(part, processes) if _digest(row[0]) not in without]
         if share >= 1 or (limit is not None and len(rows) >= limit):
             break
         share = min(1.0, share * 4)
@@ -192,6 +193,12 @@ def _sampled(
         raise DataError("no docstring of at least eight words was found in the installed packages")
     rows.sort(key=lambda row: _digest(row[0]))
     return rows[:limit]
+
+
+@cache
+def _digests(files: tuple[tuple[str, tuple[Path, ...]], ...], processes: int) -> frozenset[bytes]:
+    """Digests of all texts in these files; kept for the life of the process, as every private call asks for them."""
+    return frozenset(_digest(text) for text, _ in _distinct({n: list(p) for n, p in files}, processes))
 
 
 def _distinct(files: dict[str, list[Path]], processes: int) -> list[tuple[str, str]]:
