@@ -8,11 +8,12 @@ import math
 import pytest
 import torch
 
+from raptor.accounting.plan import PrivacyPlan, StreamPlan
 from raptor.accounting.types import Adjacency, Release, Sensitivity, Unit
 from raptor.dp.clipping import ClippedSum, ClippingRule
 from raptor.dp.config import StreamConfig, TrainingConfig
 from raptor.dp.mechanism import GaussianMechanism
-from raptor.dp.plan import EXPERT, MONOLITHIC, SHARED, PrivacyPlan, StreamPlan
+from raptor.dp.plan import EXPERT, MONOLITHIC, SHARED
 from raptor.dp.records import EncodedRecords
 from raptor.dp.streams import RandomSource
 from raptor.dp.training import Trainer

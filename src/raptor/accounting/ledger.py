@@ -20,7 +20,7 @@ from raptor.accounting.accountant import OWN
 from raptor.accounting.assumptions import ASSUMPTIONS
 from raptor.accounting.chain import Line, canonical, digest, sealed, verify_chain
 from raptor.accounting.journal import HEADER, RELEASE, open_lines
-from raptor.accounting.plan import Plan, PlannedStream, read_plan
+from raptor.accounting.plan import PrivacyPlan, StreamPlan, read_plan
 from raptor.accounting.types import Event, Release
 from raptor.errors import LedgerError, ParameterError
 
@@ -38,7 +38,7 @@ _CLOSING_FIELDS = frozenset({"streams", "status", "model"})
 class StreamTotal:
     """Releases of one stream: `charged` is what epsilon counts."""
 
-    planned: PlannedStream
+    planned: StreamPlan
     executed: int
     dimension: int | None
 
@@ -64,7 +64,7 @@ class StreamTotal:
 class Ledger:
     """A ledger whose chain, order, releases and totals were checked."""
 
-    plan: Plan
+    plan: PrivacyPlan
     totals: tuple[StreamTotal, ...]
     assumptions: tuple[dict[str, str], ...]
     versions: dict[str, str]
@@ -185,7 +185,7 @@ def _heading(plan: Mapping[str, Any], journal: dict[str, Any] | None) -> dict[st
     }
 
 
-def _read_heading(data: Mapping[str, Any], where: str) -> tuple[Plan, dict[str, Any]]:
+def _read_heading(data: Mapping[str, Any], where: str) -> tuple[PrivacyPlan, dict[str, Any]]:
     place = f"line 1 of {where}"
     heading = checks.fields(data, _PLAN_FIELDS, place)
     if heading["format"] != FORMAT:
@@ -212,7 +212,7 @@ def _read_release(line: Line, number: int, where: str) -> Release:
         raise LedgerError(f"{place} is no valid release: {error}") from None
 
 
-def _totals(plan: Plan, releases: Sequence[Release], where: str) -> tuple[StreamTotal, ...]:
+def _totals(plan: PrivacyPlan, releases: Sequence[Release], where: str) -> tuple[StreamTotal, ...]:
     """Releases per stream; each must be the plan's next one of its stream, and no more than planned."""
     executed = {stream.name: 0 for stream in plan.streams}
     dimensions: dict[str, int] = {}

@@ -1,22 +1,32 @@
-"""The privacy plan as the ledger reads it: every public constant, checked field by field."""
+"""The privacy plan: every public constant of the mechanism, fixed before the first private gradient."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from raptor.accounting import checks
 from raptor.accounting.types import Adjacency, Event, Mode, Release, Unit, generator_mode
-from raptor.errors import LedgerError, ParameterError, RaptorError
+from raptor.errors import BudgetError, LedgerError, ParameterError, RaptorError
 
 RESERVED = frozenset({"evaluation"})
 """Streams that are charged in full from the start, whether their releases are made or not."""
 
 
 @dataclass(frozen=True)
-class PlannedStream:
-    """Public constants of one stream of releases; see the training stage's plan for their meaning."""
+class StreamPlan:
+    """Public constants of one stream of releases.
+
+    Attributes:
+        name: the stream.
+        rate: Poisson sampling rate.
+        noise_multiplier: noise deviation over clipping norm.
+        steps: planned releases.
+        clipping_norm: C, the most that one unit adds to a sum.
+        denominator: what a noisy sum is divided by, B for shared parameters and B/E for an expert.
+        blocks: parameter blocks of which one unit moves one: 1, or the number of experts.
+    """
 
     name: str
     rate: float
@@ -24,7 +34,7 @@ class PlannedStream:
     steps: int
     clipping_norm: float
     denominator: float
-    blocks: int
+    blocks: int = 1
 
     def __post_init__(self) -> None:
         name = checks.word(self.name, "name", "a stream of the privacy plan")
@@ -51,8 +61,21 @@ class PlannedStream:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What was promised before the first private gradient."""
+class PrivacyPlan:
+    """What is protected, how well, and by which streams. Public as a whole.
+
+    Attributes:
+        unit, adjacency: who is protected against which change of the data.
+        epsilon_target, delta: the budget.
+        epsilon_planned: what all planned releases cost together, at most the target.
+        epsilon_split_sum: the same releases as the paper counts them, each stream alone and added.
+        population: public number of units; the sampling rate is batch size / population.
+        population_source: where that number is from.
+        layer: the protected sparse layer.
+        generator: name of the noise generator.
+        taken_as_public: facts about the private data that the guarantee does not cover.
+        streams: the planned streams.
+    """
 
     unit: Unit
     adjacency: Adjacency
@@ -65,14 +88,34 @@ class Plan:
     layer: int
     generator: str
     taken_as_public: tuple[str, ...]
-    streams: tuple[PlannedStream, ...]
+    streams: tuple[StreamPlan, ...]
 
     @property
     def mode(self) -> Mode:
         return generator_mode(self.generator)
 
-    def stream(self, name: str) -> PlannedStream | None:
+    def find(self, name: str) -> StreamPlan | None:
         return next((stream for stream in self.streams if stream.name == name), None)
+
+    def stream(self, name: str) -> StreamPlan:
+        """Raises BudgetError when the plan has no such stream: nothing may be released outside the plan."""
+        found = self.find(name)
+        if found is None:
+            names = ", ".join(stream.name for stream in self.streams)
+            raise BudgetError(
+                f"The privacy plan has no stream {name!r}; it has {names}. Run the training stage again, so that "
+                "plan and releases belong together."
+            )
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **asdict(self),
+            "unit": self.unit.value,
+            "adjacency": self.adjacency.value,
+            "taken_as_public": list(self.taken_as_public),
+            "streams": [asdict(stream) for stream in self.streams],
+        }
 
     def require(self, release: Release, where: str) -> None:
         """Refuse a release that is not one of the plan's.
@@ -80,7 +123,7 @@ class Plan:
         Raises:
             LedgerError: says which value differs, and both values.
         """
-        stream = self.stream(release.stream)
+        stream = self.find(release.stream)
         if stream is None:
             names = ", ".join(stream.name for stream in self.streams)
             raise LedgerError(f"{where} belongs to stream {release.stream}, the plan has {names}")
@@ -103,20 +146,20 @@ class Plan:
                 )
 
 
-def read_plan(data: object) -> Plan:
+def read_plan(data: object) -> PrivacyPlan:
     """The plan from its JSON form.
 
     Raises:
         LedgerError: a field is missing, unknown or out of range.
     """
     try:
-        found = checks.fields(data, frozenset(Plan.__dataclass_fields__), "the privacy plan")
+        found = checks.fields(data, frozenset(PrivacyPlan.__dataclass_fields__), "the privacy plan")
         return _plan(found)
     except RaptorError as error:
         raise LedgerError(str(error)) from None
 
 
-def _plan(found: Mapping[str, Any]) -> Plan:
+def _plan(found: Mapping[str, Any]) -> PrivacyPlan:
     where = "the privacy plan"
     streams = tuple(_stream(item) for item in _sequence(found["streams"], "streams"))
     names = [stream.name for stream in streams]
@@ -125,7 +168,7 @@ def _plan(found: Mapping[str, Any]) -> Plan:
     facts = _sequence(found["taken_as_public"], "taken_as_public")
     generator = checks.word(found["generator"], "generator", where)
     generator_mode(generator, where)
-    return Plan(
+    return PrivacyPlan(
         unit=checks.member(Unit, found["unit"], "unit", where),
         adjacency=checks.member(Adjacency, found["adjacency"], "adjacency", where),
         epsilon_target=checks.budget_epsilon(found["epsilon_target"], where),
@@ -141,9 +184,9 @@ def _plan(found: Mapping[str, Any]) -> Plan:
     )
 
 
-def _stream(data: object) -> PlannedStream:
-    found = checks.fields(data, frozenset(PlannedStream.__dataclass_fields__), "a stream of the privacy plan")
-    return PlannedStream(**found)  # type: ignore[arg-type]
+def _stream(data: object) -> StreamPlan:
+    found = checks.fields(data, frozenset(StreamPlan.__dataclass_fields__), "a stream of the privacy plan")
+    return StreamPlan(**found)  # type: ignore[arg-type]
 
 
 def _sequence(value: object, name: str) -> list[Any]:

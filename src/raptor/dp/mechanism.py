@@ -6,9 +6,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+from raptor.accounting.plan import StreamPlan
 from raptor.accounting.types import Release
 from raptor.dp.clipping import ClippedSum
-from raptor.dp.plan import StreamPlan
 from raptor.dp.streams import RandomStream
 from raptor.errors import BudgetError
 

@@ -15,12 +15,13 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from raptor.accounting.plan import PrivacyPlan
 from raptor.accounting.types import Adjacency, Unit
 from raptor.dp.clipping import ClippingRule
 from raptor.dp.config import StreamConfig, TrainingConfig
 from raptor.dp.gradients.engine import GradientEngine, JointGradients, OwnerExpertGradients, record_losses
 from raptor.dp.mechanism import GaussianMechanism, ReleaseSink
-from raptor.dp.plan import EXPERT, MONOLITHIC, SHARED, PrivacyPlan
+from raptor.dp.plan import EXPERT, MONOLITHIC, SHARED
 from raptor.dp.records import EncodedRecords
 from raptor.dp.sampling import PoissonSampler
 from raptor.dp.streams import RandomSource

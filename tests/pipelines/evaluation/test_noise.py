@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from raptor.accounting.journal import read_journal
+from raptor.accounting.plan import PrivacyPlan, StreamPlan
 from raptor.accounting.types import Adjacency, Unit
 from raptor.dp.mechanism import GaussianMechanism
-from raptor.dp.plan import PrivacyPlan, StreamPlan
 from raptor.dp.streams import RandomSource
 from raptor.errors import BudgetError
 from raptor.pipelines.evaluation.noise import NOISE_PURPOSE, noised_table, noised_tables, release_tables

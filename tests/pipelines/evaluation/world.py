@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 
-import datasets
 from raptor.dp.config import PrivacyConfig, TrainingConfig
 from raptor.moe.classifier import MoEClassifier
 from raptor.pipelines.evaluation.config import EvaluationConfig, evaluation_scope

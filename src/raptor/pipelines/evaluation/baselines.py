@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from raptor.accounting.plan import PrivacyPlan
 from raptor.dp.config import PrivacyConfig, TrainingConfig
-from raptor.dp.plan import PrivacyPlan
 from raptor.dp.records import EncodedRecords
 from raptor.dp.training import Method, Trainer, random_source, resolve_device
 from raptor.errors import DataError

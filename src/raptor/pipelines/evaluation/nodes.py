@@ -37,7 +37,7 @@ def train_baselines(
     Raises:
         ParameterError: a baseline is asked for that private records do not allow.
     """
-    from raptor.dp.plan import PrivacyPlan
+    from raptor.accounting.plan import read_plan
     from raptor.pipelines.evaluation.baselines import baseline_tables, results_to_json
     from raptor.pipelines.training.records import encoded_records
 
@@ -48,7 +48,7 @@ def train_baselines(
         len(label_names),
         encoded_records(private_train, None, None),
         encoded_records(private_heldout, None, None),
-        PrivacyPlan.from_json(privacy_plan),
+        read_plan(privacy_plan),
         layer_plan,
         public_constants,
         privacy,
@@ -82,7 +82,8 @@ def evaluate_model(
         BudgetError: the plan has reserved no, or too few, releases for this evaluation.
         DataError: the baselines were made with other parameters.
     """
-    from raptor.dp.plan import EVALUATION, PrivacyPlan
+    from raptor.accounting.plan import read_plan
+    from raptor.dp.plan import EVALUATION
     from raptor.dp.training import random_source, resolve_device
     from raptor.errors import BudgetError, ModelError
     from raptor.moe.classifier import MoEClassifier
@@ -94,7 +95,7 @@ def evaluate_model(
     from raptor.reporting.methods import RAPTOR
 
     scope = evaluation_scope(evaluation, str(ingestion.source))
-    plan = PrivacyPlan.from_json(privacy_plan)
+    plan = read_plan(privacy_plan)
     if scope.records_are_public and any(stream.name == EVALUATION for stream in plan.streams):
         raise BudgetError(
             "The privacy plan was made for private held-out records, but evaluation.records_are_public now says "

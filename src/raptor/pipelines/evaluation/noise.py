@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from raptor.accounting.plan import PrivacyPlan
 from raptor.accounting.types import Sensitivity
 from raptor.dp.clipping import ClippedSum
 from raptor.dp.mechanism import GaussianMechanism
-from raptor.dp.plan import EVALUATION, PrivacyPlan
+from raptor.dp.plan import EVALUATION
 from raptor.errors import BudgetError
 from raptor.pipelines.evaluation.config import TABLES_PER_MODEL
 from raptor.reporting.tables import CONFUSION_SENSITIVITY, RELIABILITY_SENSITIVITY, EvaluationTables

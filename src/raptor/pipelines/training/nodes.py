@@ -71,13 +71,13 @@ def train_raptor(
         BudgetError: the plan and the parameters do not fit together.
     """
     from raptor.accounting.journal import ReleaseJournal
-    from raptor.dp.plan import PrivacyPlan
+    from raptor.accounting.plan import read_plan
     from raptor.dp.training import Trainer, random_source, resolve_device
     from raptor.moe.classifier import MoEClassifier
     from raptor.pipelines.training.models import TunedModel
     from raptor.pipelines.training.records import encoded_records
 
-    plan = PrivacyPlan.from_json(privacy_plan)
+    plan = read_plan(privacy_plan)
     records = encoded_records(private_train, owner_partition, plan.layer)
     model = MoEClassifier.from_encoder(base_model, len(label_names))
     logger.info("Training on %s.", resolve_device(training.device))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from raptor.accounting.plan import PrivacyPlan, StreamPlan
 from raptor.accounting.types import Adjacency, Unit
 from raptor.dp.config import PrivacyConfig, TrainingConfig
 from raptor.dp.gradients.engine import JointGradients, OwnerExpertGradients
@@ -14,8 +15,6 @@ from raptor.dp.plan import (
     EXPERT,
     MONOLITHIC,
     SHARED,
-    PrivacyPlan,
-    StreamPlan,
     StreamShape,
     make_plan,
 )
