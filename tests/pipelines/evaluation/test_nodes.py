@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raptor.errors import BudgetError, DataError, LedgerError, ModelError
+from raptor.errors import BudgetError, DataError, ModelError
 from raptor.moe.classifier import MoEClassifier
 from raptor.pipelines.evaluation.nodes import draw_figures, evaluate_model, train_baselines
 from raptor.reporting.comparison import comparison_from_json
@@ -193,12 +193,3 @@ def test_figures_are_drawn_from_released_values(public) -> None:
     labels = [label.get_text() for label in figures[0].axes[0].get_yticklabels()]
     assert any("epsilon 2.50" in label for label in labels)
     assert comparison_from_json(metrics).kept is None or "gain_kept" in metrics
-
-
-def test_a_certificate_of_another_plan_is_refused() -> None:
-    from raptor.reporting.guarantee import read_guarantee
-
-    with pytest.raises(LedgerError, match="another privacy plan"):
-        read_guarantee({"delta": 1e-6, "epsilon_planned": 2.0}, {"delta": 1e-6, "epsilon_planned": 1.0})
-    with pytest.raises(LedgerError, match="lacks"):
-        read_guarantee({}, {})
