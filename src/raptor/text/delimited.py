@@ -1,71 +1,22 @@
-"""CSV and TSV, read so that a broken line stops the reading instead of shifting or swallowing others.
-
-The parser is the standard library's `csv` in strict mode; `docs/decisions/0003-reading-records.md` says why.
-"""
+"""CSV and TSV, read so that a broken line stops the reading instead of shifting or swallowing others."""
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from raptor.text.columns import CHUNK, Batch, Columns, Layout
 from raptor.text.files import TextForm, text_form, text_lines
 from raptor.text.problems import Findings, Place, RecordError
+from raptor.text.rows import Dialect, Lines, Row, fields_agree, parse_rows, wrong_width
 from raptor.text.swallowed import SwallowedLines
 
 DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "vertical bars"}
-# A carriage return inside a line belongs to the text, but the parser takes it for a line end. It travels as
-# two noncharacters, which no text may hold.
-CARRIAGE_RETURN = "\ufdd0\ufdd1"
-LONE_CARRIAGE_RETURN = re.compile(r"\r(?!\n|\Z)")
 SEPARATOR_LINE = re.compile(r'^"?sep=(.)"?\r?\n?$')
 QUOTED = re.compile(r'"((?:[^"]|"")*)"')
-# A longer field is taken for a quotation mark that never closes.
-LONGEST_FIELD = 1 << 24
 BLANK = "lines with nothing in them, left out"
 LOOKS_QUOTED = "texts that begin and end with a quotation mark, which is kept"
-
-# Fields, first line, last line.
-Row = tuple[list[str], int, int]
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """How lines become fields."""
-
-    delimiter: str
-    quoted: bool = True
-    spaced: bool = False
-    skipped: int = 0
-
-
-@dataclass
-class _Lines:
-    """Lines on their way to the parser; remembers those of the record that is being read."""
-
-    source: Iterator[str]
-    protect: bool
-    recent: list[str] = field(default_factory=list)
-    returns: bool = False
-
-    def __iter__(self) -> Iterator[str]:
-        for line in self.source:
-            self.recent.append(line)
-            if self.protect and "\r" in line and LONE_CARRIAGE_RETURN.search(line):
-                self.returns = True
-                yield LONE_CARRIAGE_RETURN.sub(CARRIAGE_RETURN, line)
-            else:
-                yield line
-
-    def restore(self, fields: list[str]) -> list[str]:
-        """The fields with their carriage returns."""
-        if not self.returns:
-            return fields
-        self.returns = False
-        return [text.replace(CARRIAGE_RETURN, "\r") for text in fields]
 
 
 def read_delimited(
@@ -88,8 +39,8 @@ def read_delimited(
     if dialect.quoted and dialect.delimiter == "\t":
         findings.remark(f"{path} quotes its fields as CSV files do, and is read so.")
     with text_lines(path, form) as lines:
-        source = _Lines(lines, protect=form.newline == "\n")
-        rows = _rows(source, dialect, path)
+        source = Lines(lines, protect=form.newline == "\n")
+        rows = parse_rows(source, dialect, path)
         next(rows)
         source.recent.clear()
         yield from _batches(rows, source, dialect, layout, path, findings)
@@ -120,7 +71,7 @@ def _choose_dialect(path: Path, form: TextForm, columns: Columns, default: str) 
 
 def _header(path: Path, form: TextForm, dialect: Dialect) -> tuple[list[str], bool]:
     with text_lines(path, form) as lines:
-        row = next(_rows(_Lines(lines, protect=form.newline == "\n"), dialect, path), None)
+        row = next(parse_rows(Lines(lines, protect=form.newline == "\n"), dialect, path), None)
     if row is None:
         raise RecordError("the file is empty.", place=path, advice="Give a file with a header and records.")
     names = [name.lstrip("\ufeff") for name in row[0]]
@@ -156,77 +107,41 @@ def _quotes_its_fields(path: Path, form: TextForm, label: str | None) -> bool:
 
 
 def _reads_better_quoted(path: Path, form: TextForm, label: str | None) -> bool:
-    if not _agrees(path, form, Dialect("\t", quoted=True)):
+    """Whether only the quoted reading holds together.
+
+    Raises:
+        RecordError: both do, and labels tell nothing.
+    """
+    if not fields_agree(path, form, Dialect("\t", quoted=True)):
         return False
-    if not _agrees(path, form, Dialect("\t", quoted=False)):
+    if not fields_agree(path, form, Dialect("\t", quoted=False)):
         return True
-    # Both readings hold together. In the wrong one, pieces of texts stand for labels.
+    # Both readings hold together. Without quoting, every line with a mark has a label that lines without have.
     with text_lines(path, form) as lines:
         header = next(lines).strip("\ufeff\r\n").split("\t")
         if label not in header:
             return False
-        at = header.index(label)
         sure: set[str] = set()
-        doubtful: set[str] = set()
-        for line in lines:
+        doubtful: dict[str, int] = {}
+        for number, line in enumerate(lines, start=2):
             cells = line.rstrip("\r\n").split("\t")
-            if len(cells) > at:
-                (doubtful if '"' in line else sure).add(cells[at].strip())
-    return bool(sure) and not doubtful <= sure
-
-
-def _agrees(path: Path, form: TextForm, dialect: Dialect) -> bool:
-    """Whether all records have as many fields as the header."""
-    with text_lines(path, form) as lines:
-        try:
-            rows = _rows(_Lines(lines, form.newline == "\n"), dialect, path)
-            return len({len(fields) for fields, _, _ in rows if fields}) == 1
-        except RecordError:
-            return False
-
-
-def _rows(source: _Lines, dialect: Dialect, path: Path) -> Iterator[Row]:
-    """Fields and line numbers of every record; the header, too. Blank lines are rows without fields."""
-    lines = iter(source)
-    for _ in range(dialect.skipped):
-        next(lines, None)
-    if not dialect.quoted:
-        for number, line in enumerate(lines, start=dialect.skipped + 1):
-            bare = line.rstrip("\n").removesuffix("\r") if source.protect else line.rstrip("\r")
-            yield source.restore(bare.split(dialect.delimiter) if bare else []), number, number
-        return
-    csv.field_size_limit(LONGEST_FIELD)
-    reader = csv.reader(lines, delimiter=dialect.delimiter, strict=True, skipinitialspace=dialect.spaced)
-    first = dialect.skipped + 1
-    try:
-        for fields in reader:
-            last = dialect.skipped + reader.line_num
-            yield source.restore(fields), first, last
-            first = last + 1
-    except csv.Error as error:
-        raise _broken_quotes(error, path, first, dialect.skipped + reader.line_num) from None
-
-
-def _broken_quotes(error: csv.Error, path: Path, first: int, last: int) -> RecordError:
-    reason = str(error)
-    if "unexpected end" in reason or "field limit" in reason:
-        problem = "a quotation mark opens a field here and is not closed."
-    elif "expected after" in reason:
-        until = f" that starts here and breaks on line {last}" if last > first else ""
-        problem = f"a quoted field{until} goes on after its closing quotation mark."
-    else:
-        problem = "this record breaks the rules of CSV files."
-    return RecordError(
-        problem,
-        place=Place(str(path), first),
-        advice="Double each quotation mark that is text and put the field in quotation marks; in a "
-        "tab-separated file (.tsv) quotation marks need nothing.",
-    )
+            if '"' not in line:
+                sure.add(cells[header.index(label)].strip())
+            elif len(cells) == len(header):
+                doubtful.setdefault(cells[header.index(label)].strip(), number)
+    strange = [number for text, number in doubtful.items() if text not in sure]
+    if strange:
+        raise RecordError(
+            "the quotation mark may be text, or may quote a field with a line break.",
+            place=Place(str(path), min(strange)),
+            advice="Write the file as JSON lines or Parquet, or as CSV with all fields quoted.",
+        )
+    return False
 
 
 def _batches(
     rows: Iterator[Row],
-    source: _Lines,
+    source: Lines,
     dialect: Dialect,
     layout: Layout,
     path: Path,
@@ -258,7 +173,7 @@ def _batches(
                 blank.append(first)
                 source.recent.clear()
                 continue
-            raise _wrong_width(len(fields), width, dialect, Place(file, first), last)
+            raise wrong_width(len(fields), width, dialect, Place(file, first), last)
         if not fields[text_at] and not any(map(str.strip, fields)):
             blank.append(first)
             source.recent.clear()
@@ -283,13 +198,3 @@ def _batches(
     if kept:
         yield batch()
     swallowed.judge(findings)
-
-
-def _wrong_width(found: int, width: int, dialect: Dialect, place: Place, last: int) -> RecordError:
-    until = f" (it ends on line {last})" if last > place.number else ""
-    advice = "A text that holds the separator or a line break must stand in quotation marks."
-    if not dialect.quoted:
-        advice = "A text in a tab-separated file can hold no tab and no line break."
-    return RecordError(
-        f"the record has {found} fields where the header has {width}{until}.", place=place, advice=advice
-    )

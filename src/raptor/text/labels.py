@@ -121,12 +121,12 @@ def _refuse_unusable(text: str, place: Place, column: str) -> None:
             advice=f"Empty the cell, or rename the class. {ADVICE}",
             value=text,
         )
-    if len(text) > 1 and text[0] == text[-1] == '"':
+    if text.startswith('"') or text.count('"') % 2:
         raise RecordError(
-            "the label is in quotation marks that belong to no CSV field.",
+            "the label holds a quotation mark that belongs to no quoted field.",
             place=place,
             column=column,
-            advice="Remove the space before the mark, or the marks.",
+            advice="Remove the mark, or a space before it.",
             value=text,
         )
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from raptor.text.problems import Findings, Place, RecordError
 
-SUSPICIOUS = "texts of several lines, of which one reads like a record of its own"
+SUSPICIOUS = "texts of several lines, of which one reads almost like a record of its own"
 KEPT = 1000
+FEW = 3
 
 
 @dataclass
@@ -16,9 +17,8 @@ class SwallowedLines:
 
     A field may hold line breaks. But when an opening quotation mark was meant as text, and another one
     happens to close it lines later, whole records vanish into one field, and the parser sees nothing wrong.
-    Then the first and the last of the lines, taken alone, have as many fields as the header each, with a
-    label that other records have, too. Of a real text of several lines only one of the two can hold the
-    record's own label, and the other one practically never looks so.
+    Then several of the lines, taken alone, have as many fields as the header, and a label that other records
+    have, too, written just as there. Of a real text of several lines only one line holds the record's label.
     """
 
     file: str
@@ -29,46 +29,42 @@ class SwallowedLines:
     suspects: list[tuple[int, list[str | None]]] = field(default_factory=list)
 
     def look(self, lines: list[str], first: int) -> None:
-        """Remember a record of several lines if some of them have as many fields as a record."""
-        found: list[str | None] = []
-        for line in lines:
-            cells = line.rstrip("\r\n").split(self.delimiter)
-            fits = len(cells) == self.width
-            label = cells[self.label_at] if fits and self.label_at is not None else ""
-            found.append(label.strip().strip('"') if fits else None)
-        if any(label is not None for label in found) and len(self.suspects) < KEPT:
+        """Remember a record of several lines if two of them have as many fields as a record, or more."""
+        found = [self._label(line) for line in lines]
+        if found.count(None) < len(found) - 1 and len(self.suspects) < KEPT:
             self.suspects.append((first, found))
+
+    def _label(self, line: str) -> str | None:
+        """The label that a line would have as a record; None when it cannot be one."""
+        cells = line.rstrip("\r\n").split(self.delimiter)
+        if len(cells) < self.width or (len(cells) > self.width and self.label_at not in (0, self.width - 1)):
+            return None
+        if self.label_at is None:
+            return ""
+        # A text with the delimiter in it gives more fields; a label at an end still stands there.
+        return cells[0 if self.label_at == 0 else self.label_at - self.width].strip('"')
 
     def judge(self, findings: Findings) -> None:
         """Decide once all labels are known.
 
         Raises:
-            RecordError: the first and the last line of a suspect read like records.
+            RecordError: two lines of a suspect read like records.
         """
-        known = {label.strip() for label in self.labels}
-        numbers = all(_is_number(label) for label in known)
+        known = {label for label in self.labels if label.strip()}
+        if 0 < len(known) < FEW and all(label.isdecimal() for label in known):
+            # A small file may have swallowed the only record of a class.
+            known |= {str(number) for number in range(max(map(int, known)) + 2)}
+        loosely = {label.strip() for label in known}
         for first, found in self.suspects:
-            likely = [
-                label is not None
-                and (
-                    self.label_at is None
-                    or (bool(label) and label in known)
-                    or (numbers and _is_number(label))
-                )
-                for label in found
-            ]
-            if likely[0] and likely[-1]:
+            labels = [label for label in found if label is not None]
+            if sum(self.label_at is None or label in known for label in labels) > 1:
                 last = first + len(found) - 1
                 raise RecordError(
-                    f"a quotation mark opens here and closes on line {last}, and both lines read like records "
-                    "of their own.",
+                    f"a quotation mark opens here and closes on line {last}, and lines between read like "
+                    "records of their own.",
                     place=Place(self.file, first),
                     advice="If the mark is text, put the field in quotation marks and double the mark. If the "
                     "text really reads so, give the records as JSON lines or Parquet.",
                 )
-            if any(likely[1:-1]):
+            if sum(label.strip() in loosely for label in labels) > 1:
                 findings.add(SUSPICIOUS, Place(self.file, first))
-
-
-def _is_number(label: str) -> bool:
-    return label.removeprefix("-").isdecimal()

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import datasets
 import pyarrow as pa
 import pytest
 import torch
 from pydantic import ValidationError
 
-import datasets
 from raptor.errors import ModelError, ParameterError
 from raptor.moe.classifier import load_encoder
 from raptor.moe.ownership import assign_owners
