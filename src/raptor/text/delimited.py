@@ -9,7 +9,7 @@ from pathlib import Path
 from raptor.text.columns import CHUNK, Batch, Columns, Layout
 from raptor.text.files import TextForm, text_form, text_lines
 from raptor.text.problems import Findings, Place, RecordError
-from raptor.text.rows import Dialect, Lines, Row, fields_agree, parse_rows, wrong_width
+from raptor.text.rows import Dialect, Lines, Row, count_agreeing, parse_rows, wrong_width
 from raptor.text.swallowed import SwallowedLines
 
 DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "vertical bars"}
@@ -112,9 +112,10 @@ def _reads_better_quoted(path: Path, form: TextForm, label: str | None) -> bool:
     Raises:
         RecordError: both do, and labels tell nothing.
     """
-    if not fields_agree(path, form, Dialect("\t", quoted=True)):
+    quoted, plain = (count_agreeing(path, form, Dialect("\t", quoted)) for quoted in (True, False))
+    if quoted is None or quoted == plain:
         return False
-    if not fields_agree(path, form, Dialect("\t", quoted=False)):
+    if plain is None:
         return True
     # Both readings hold together. Without quoting, every line with a mark has a label that lines without have.
     with text_lines(path, form) as lines:

@@ -121,7 +121,7 @@ def _refuse_unusable(text: str, place: Place, column: str) -> None:
             advice=f"Empty the cell, or rename the class. {ADVICE}",
             value=text,
         )
-    if text.startswith('"') or text.count('"') % 2:
+    if text.startswith('"') or '""' in text or text.count('"') % 2:
         raise RecordError(
             "the label holds a quotation mark that belongs to no quoted field.",
             place=place,
