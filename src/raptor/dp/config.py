@@ -63,6 +63,12 @@ class TrainingConfig(_Config):
         default=256, gt=0, description="records of one forward pass; changes memory and nothing else"
     )
     cycles: int = Field(default=40, gt=0, description="T, repetitions of the shared and the expert steps")
+    head_learning_rate: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="peak step size of the new classification head, in every method; null takes that of the stream",
+    )
     shared: StreamConfig = Field(default=StreamConfig())
     expert: StreamConfig = Field(default=StreamConfig())
     frozen: tuple[str, ...] = Field(

@@ -31,6 +31,7 @@ from raptor.moe.roles import expert_parameters, shared_parameters
 
 Method = Literal["raptor", "monolithic", "nonprivate"]
 FINAL_SHARE = 0.1
+HEAD = "head."
 
 
 class Stream(Protocol):
@@ -95,9 +96,14 @@ class _Optimizer:
         steps: int,
     ) -> None:
         self._parameters = {name: model.get_parameter(name) for name in names}
+        head = [value for name, value in self._parameters.items() if name.startswith(HEAD)]
+        body = [value for name, value in self._parameters.items() if not name.startswith(HEAD)]
+        groups = [
+            {"params": body, "lr": learning_rate},
+            {"params": head, "lr": config.head_learning_rate or learning_rate},
+        ]
         self._adam = torch.optim.Adam(
-            list(self._parameters.values()),
-            lr=learning_rate,
+            [group for group in groups if group["params"]],
             betas=config.adam_betas,
             eps=config.adam_epsilon,
             foreach=False,

@@ -23,6 +23,11 @@ from raptor.errors import ParameterError
 from raptor.moe.classifier import MoEClassifier
 from raptor.pipelines.evaluation.config import EvaluationConfig, EvaluationScope
 
+PUBLIC_RECORDS = (
+    "all records and labels (evaluation.records_are_public): baselines train on them without protection, and the "
+    "held-out ones are evaluated without noise"
+)
+
 
 def protected_layer(layer_plan: Mapping[str, Any]) -> int:
     """The one layer whose experts are trained.
@@ -82,7 +87,7 @@ def raptor_plan(
     reserved = [StreamPlan(EVALUATION, 1.0, evaluation.noise_multiplier, scope.releases, 1.0, 1.0)] * bool(
         scope.releases
     )
-    facts = ["held-out records and labels, which are evaluated without noise"] * scope.records_are_public
+    facts = [PUBLIC_RECORDS] * scope.records_are_public
     return _plan(layer_plan, public_constants, privacy, training, shapes, reserved, facts)
 
 
