@@ -55,6 +55,11 @@ class SwallowedLines:
             # A small file may have swallowed the only record of a class.
             known |= {str(number) for number in range(max(map(int, known)) + 2)}
         loosely = {label.strip() for label in known}
+
+        def may_be(label: str) -> bool:
+            # One word right behind the delimiter, as prose does not have it, may be a class met nowhere else.
+            return label.strip() in loosely or (bool(label) and " " not in label)
+
         for first, found in self.suspects:
             labels = [label for label in found if label is not None]
             if sum(self.label_at is None or label in known for label in labels) > 1:
@@ -66,5 +71,5 @@ class SwallowedLines:
                     advice="If the mark is text, put the field in quotation marks and double the mark. If the "
                     "text really reads so, give the records as JSON lines or Parquet.",
                 )
-            if sum(label.strip() in loosely for label in labels) > 1:
+            if sum(may_be(label) for label in labels) > 1:
                 findings.add(SUSPICIOUS, Place(self.file, first))
