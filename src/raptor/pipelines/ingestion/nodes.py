@@ -11,9 +11,8 @@ from raptor.pipelines.ingestion.config import EMBEDDED, IngestionConfig
 from raptor.pipelines.ingestion.declared import CLASSES_ARE_PUBLIC, CONSTANTS_ARE_PUBLIC
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     import datasets
+    import pyarrow as pa
 
 logger = logging.getLogger(__name__)
 
