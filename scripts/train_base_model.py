@@ -263,6 +263,19 @@ def balance_loss(logits: list[Tensor], mask: Tensor) -> Tensor:
     return total
 
 
+def isotropy_loss(pooled: Tensor) -> Tensor:
+    """Distance of pooled outputs, shape (B, WIDTH), from mean zero and equal, uncorrelated coordinates.
+
+    A linear head on such features learns in few steps, which is what noise leaves time for. After the covariance
+    term of VICReg (arXiv 2105.04906).
+    """
+    mean = pooled.mean(0)
+    centred = pooled - mean
+    covariance = centred.T @ centred / (len(pooled) - 1)
+    scale = covariance.diagonal().mean()
+    return ((covariance / scale - torch.eye(WIDTH)) ** 2).sum() / WIDTH + (mean**2).mean() / scale
+
+
 def train(
     student: SwitchTransformersEncoderModel,
     ids: Tensor,
@@ -270,6 +283,7 @@ def train(
     seconds: float,
     batch: int,
     rate: float,
+    isotropy: float,
 ) -> None:
     """Match the teacher: the vectors through a throw-away projection, the similarities without it."""
     projection = nn.Linear(WIDTH, target.shape[1])
@@ -295,7 +309,8 @@ def train(
         theirs = (y @ y.T / 0.1).masked_fill(off, -1e4).softmax(-1)
         relation = F.kl_div(mine, theirs, reduction="batchmean")
         balance = balance_loss(logits, x != 0)
-        loss = 4 * (1 - cosine) + relation + 0.05 * balance
+        even = isotropy_loss(pooled)
+        loss = 4 * (1 - cosine) + relation + 0.05 * balance + isotropy * even
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1.0, (step + 1) / 100) * (1 - 0.97 * elapsed / seconds)
         optimizer.zero_grad()
@@ -307,7 +322,7 @@ def train(
         if step % 100 == 0:
             print(
                 f"step {step} {elapsed:.0f} s cosine {cosine.item():.4f} relation {relation.item():.4f} "
-                f"balance {balance.item() / LAYERS:.4f}",
+                f"balance {balance.item() / LAYERS:.4f} isotropy {even.item():.3f}",
                 flush=True,
             )
     print(f"trained {step} steps of {batch} records", flush=True)
@@ -324,6 +339,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--isotropy", type=float, default=0.1, help="weight of the isotropy loss")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--embed-only", action="store_true", help="stop after the teacher's embeddings")
     args = parser.parse_args()
@@ -351,7 +367,7 @@ def main() -> None:
     else:
         student = new_student(args.teacher, rows, len(tokenizer))
     print(f"{sum(p.numel() for p in student.parameters())} parameters, {len(pieces)} pieces", flush=True)
-    train(student, encode(tokenizer, pieces), target, args.seconds, args.batch, args.rate)
+    train(student, encode(tokenizer, pieces), target, args.seconds, args.batch, args.rate, args.isotropy)
     args.out.mkdir(parents=True, exist_ok=True)
     texts = texts[:4000]  # public docstrings: these come first
     settle_biases(student.eval(), encode(tokenizer, texts))
