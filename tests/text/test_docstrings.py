@@ -181,3 +181,22 @@ def test_whole_corpus() -> None:
     names = ("torch", "sympy", "mlflow", "sklearn", "scikit-learn", "pandas", "scipy", "networkx")
     assert not any(name in text.lower() for text in texts for name in names)
     assert docstrings.private_docstrings(limit=100).num_rows == 100
+
+
+def test_parsed_texts_are_kept_and_read_back(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RAPTOR_CACHE", str(tmp_path / "cache"))
+    source = tmp_path / "package"
+    source.mkdir()
+    (source / "a.py").write_text('"""One text that has more than eight words, as it must have."""\n')
+    files = {"package": [source / "a.py"]}
+    first = docstrings._distinct(files, processes=1)
+    assert len(first) == 1
+    monkeypatch.setattr(docstrings, "_parse", lambda *_: pytest.fail("parsed again"))
+    assert docstrings._distinct(files, processes=1) == first
+    monkeypatch.undo()
+    monkeypatch.setenv("RAPTOR_CACHE", str(tmp_path / "cache"))
+    (source / "a.py").write_text('"""Another text that has more than eight words, as it must have, too."""\n')
+    assert docstrings._distinct(files, processes=1) != first
+    for file in (tmp_path / "cache").iterdir():
+        file.write_bytes(b"damaged")
+    assert docstrings._distinct(files, processes=1)[0][0].startswith("Another")

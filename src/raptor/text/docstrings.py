@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raptor.errors import DataError, ParameterError
+from raptor.text import docstring_cache
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -203,12 +204,18 @@ def _digests(files: tuple[tuple[str, tuple[Path, ...]], ...], processes: int) ->
 
 def _distinct(files: dict[str, list[Path]], processes: int) -> list[tuple[str, str]]:
     """Masked texts with the library that holds them; the first library keeps a text that several hold."""
+    key = docstring_cache.key(files, (_WORKER, Path(__file__)))
+    kept = docstring_cache.load(key)
+    if kept is not None:
+        return kept
     owners = [(name, path) for name, paths in files.items() for path in paths]
     first: dict[str, str] = {}
     for (name, _), texts in zip(owners, _parse([path for _, path in owners], processes), strict=True):
         for text in texts:
             first.setdefault(text, name)
-    return list(first.items())
+    rows = list(first.items())
+    docstring_cache.save(key, rows)
+    return rows
 
 
 def _parse(paths: Sequence[Path], processes: int) -> Iterator[list[str]]:
