@@ -53,7 +53,8 @@ def baseline_tables(
             own_plan = plan
             if name == MONOLITHIC:
                 own_plan = monolithic_plan(layer_plan, public_constants, privacy, training)
-            trainer = Trainer(model, train, own_plan, training, random_source(training), sink=[])
+            own_steps = scaled(training, getattr(evaluation.step_sizes, name))
+            trainer = Trainer(model, train, own_plan, own_steps, random_source(training), sink=[])
             steps = training.steps(training.shared) + training.steps(training.expert)
             for _ in track(trainer.steps(METHODS[name]), f"Training a baseline: {TITLES[name]}", steps):
                 pass
@@ -66,6 +67,18 @@ def baseline_tables(
             f"Evaluating: {TITLES[name]}",
         )
     return tables
+
+
+def scaled(training: TrainingConfig, factor: float) -> TrainingConfig:
+    """The same training with all step sizes times a factor."""
+    head = training.head_learning_rate
+    return training.model_copy(
+        update={
+            "head_learning_rate": None if head is None else factor * head,
+            "shared": training.shared.model_copy(update={"learning_rate": factor * training.shared.learning_rate}),
+            "expert": training.expert.model_copy(update={"learning_rate": factor * training.expert.learning_rate}),
+        }
+    )
 
 
 def results_to_json(tables: Mapping[str, EvaluationTables], plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,18 @@ ALL_BASELINES: tuple[Baseline, ...] = ("largest_class", "base_model", *TRAINED)
 TABLES_PER_MODEL = 2
 
 
+class StepSizes(BaseModel):
+    """Step sizes of the trained baselines as factors on those of the private training.
+
+    Without noise smaller steps are better, and a baseline with a step size that is not its own would be a straw man.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    nonprivate: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="factor for non-private training")
+    monolithic: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="factor for monolithic DP training")
+
+
 class EvaluationConfig(BaseModel):
     """What the private model is compared with, and whether its held-out records need protection."""
 
@@ -34,6 +46,7 @@ class EvaluationConfig(BaseModel):
         description="auto for all that the records allow, or a list of largest_class, base_model, nonprivate and "
         "monolithic; the last two need public records",
     )
+    step_sizes: StepSizes = Field(default=StepSizes(), description="step sizes of the trained baselines")
     noise_multiplier: float = Field(
         default=20.0,
         gt=0,
