@@ -24,6 +24,12 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def close_to_others(path: Path) -> None:
+    """Let only the owner read and write a file or a folder with all it holds."""
+    for inside in (path, *path.rglob("*")):
+        inside.chmod(0o700 if inside.is_dir() else 0o600)
+
+
 def replace(partial: Path, target: Path) -> None:
     """Put ``partial`` in the place of ``target``; a folder that stands there is moved aside first."""
     if not target.is_dir():
@@ -73,6 +79,8 @@ class AtomicDataset(AbstractDataset[SaveType, LoadType]):
         remove(partial)
         try:
             self._write(data, partial)
+            if (self.metadata or {}).get("privacy") == "private":
+                close_to_others(partial)
             replace(partial, self._filepath)
         finally:
             remove(partial)

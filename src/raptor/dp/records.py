@@ -58,6 +58,19 @@ class EncodedRecords:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def require_below(self, classes: int, owners: int | None) -> None:
+        """Refuse labels or owners that the model does not have; no limit on owners that play no part.
+
+        Raises:
+            DataError: the tables come from different runs.
+        """
+        for what, values, limit in (("label", self.labels, classes), ("owner", self.owners, owners)):
+            if limit is not None and len(values) and not 0 <= int(values.min()) <= int(values.max()) < limit:
+                raise DataError(
+                    f"A record has a {what} that the model does not have: label names, records and owners come "
+                    "from different runs. Run the ingestion stage again."
+                )
+
     def take(self, indices: Tensor, device: torch.device) -> Batch:
         """The records at `indices`, cut to the longest of them."""
         lengths = self.lengths[indices]

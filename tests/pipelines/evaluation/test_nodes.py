@@ -10,17 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raptor.accounting.certificate import model_digest
+from raptor.accounting.ledger import compose_ledger
 from raptor.errors import BudgetError, DataError, ModelError
 from raptor.moe.classifier import MoEClassifier
+from raptor.pipelines.evaluation.config import evaluation_scope
 from raptor.pipelines.evaluation.nodes import draw_figures, evaluate_model, train_baselines
+from raptor.pipelines.training.planning import raptor_plan
 from raptor.reporting.comparison import comparison_from_json
 from tests.pipelines.evaluation.world import (
-    CONSTANTS,
     LABELS,
     LAYER_PLAN,
     PRIVACY,
     TRAINING,
     World,
+    constants,
     make_world,
 )
 
@@ -32,12 +36,11 @@ def baselines(world: World) -> dict[str, Any]:
         world.train,
         world.heldout,
         LAYER_PLAN,
-        CONSTANTS,
+        constants(world.ingestion.source),
         world.plan,
         PRIVACY,
         TRAINING,
         world.evaluation,
-        world.ingestion,
     )
     return json.loads(json.dumps(results, allow_nan=False))
 
@@ -48,13 +51,17 @@ def evaluate(world: World, results: dict[str, Any], **changes: Any) -> tuple[dic
         "label_names": LABELS,
         "private_heldout": world.heldout,
         "baseline_results": results,
+        "public_constants": constants(world.ingestion.source),
         "privacy_plan": world.plan,
         "release_journals": world.journals,
         "training": TRAINING,
         "evaluation": world.evaluation,
-        "ingestion": world.ingestion,
     }
-    return evaluate_model(**{**arguments, **changes})
+    given = {**arguments, **changes}
+    given.setdefault(
+        "privacy_ledger", compose_ledger(given["privacy_plan"], [], model_digest(given["raptor_model"]))
+    )
+    return evaluate_model(**given)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +147,7 @@ def test_calling_the_records_public_after_training_is_refused(private) -> None:
 def test_calling_the_records_private_after_training_is_refused(public) -> None:
     world, results = public
     declared = world.evaluation.model_copy(update={"records_are_public": False})
-    with pytest.raises(BudgetError, match="no stream 'evaluation'"):
+    with pytest.raises(BudgetError, match="made for public records"):
         evaluate(world, results, evaluation=declared)
 
 
@@ -167,18 +174,18 @@ def test_training_without_privacy_learns_what_the_tokens_show(tmp_path: Path) ->
             "shared": TRAINING.shared.model_copy(update={"learning_rate": 0.05}),
         }
     )
+    scope = evaluation_scope(world.evaluation, "embedded")
     results = train_baselines(
         world.base_model,
         LABELS,
         world.train,
         world.heldout,
         LAYER_PLAN,
-        CONSTANTS,
-        world.plan,
+        constants("embedded"),
+        raptor_plan(LAYER_PLAN, constants("embedded"), PRIVACY, training, world.evaluation, scope).to_json(),
         PRIVACY,
         training,
         world.evaluation,
-        world.ingestion,
     )
     assert set(results["tables"]) == {"nonprivate"}
     confusion = np.array(results["tables"]["nonprivate"]["confusion"])

@@ -20,6 +20,12 @@ from tests.pipelines.directories import save_base_model
 LABELS = ("x", "y", "z")
 LAYER_PLAN = {"layers": [1], "experts": 4}
 CONSTANTS = {"population": 60, "population_source": "declared", "taken_as_public": ["the number of records"]}
+
+
+def constants(source: str) -> dict[str, Any]:
+    return {**CONSTANTS, "source": "embedded" if source == "embedded" else "own"}
+
+
 PRIVACY = PrivacyConfig(epsilon=4.0, delta=1e-4)
 TRAINING = TrainingConfig(
     device="cpu", batch_size=12, physical_batch_size=8, cycles=2, randomness="seeded", seed=1

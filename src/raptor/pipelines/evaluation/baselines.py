@@ -75,8 +75,12 @@ def scaled(training: TrainingConfig, factor: float) -> TrainingConfig:
     return training.model_copy(
         update={
             "head_learning_rate": None if head is None else factor * head,
-            "shared": training.shared.model_copy(update={"learning_rate": factor * training.shared.learning_rate}),
-            "expert": training.expert.model_copy(update={"learning_rate": factor * training.expert.learning_rate}),
+            "shared": training.shared.model_copy(
+                update={"learning_rate": factor * training.shared.learning_rate}
+            ),
+            "expert": training.expert.model_copy(
+                update={"learning_rate": factor * training.expert.learning_rate}
+            ),
         }
     )
 

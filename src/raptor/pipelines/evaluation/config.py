@@ -27,8 +27,12 @@ class StepSizes(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    nonprivate: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="factor for non-private training")
-    monolithic: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="factor for monolithic DP training")
+    nonprivate: float = Field(
+        default=1.0, gt=0, allow_inf_nan=False, description="factor for non-private training"
+    )
+    monolithic: float = Field(
+        default=1.0, gt=0, allow_inf_nan=False, description="factor for monolithic DP training"
+    )
 
 
 class EvaluationConfig(BaseModel):

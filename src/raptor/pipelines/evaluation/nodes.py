@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from raptor.dp.config import PrivacyConfig, TrainingConfig
 from raptor.pipelines.evaluation.config import EvaluationConfig, evaluation_scope
-from raptor.pipelines.ingestion.config import IngestionConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +29,6 @@ def train_baselines(
     privacy: PrivacyConfig,
     training: TrainingConfig,
     evaluation: EvaluationConfig,
-    ingestion: IngestionConfig,
 ) -> dict[str, Any]:
     """Train and score what RAPTOR is compared with; exact and private, so the result stays on this machine.
 
@@ -39,16 +37,21 @@ def train_baselines(
     """
     from raptor.accounting.plan import read_plan
     from raptor.pipelines.evaluation.baselines import baseline_tables, results_to_json
+    from raptor.pipelines.evaluation.consistency import require_scope
+    from raptor.pipelines.training.planning import require_planned
     from raptor.pipelines.training.records import encoded_records
 
-    scope = evaluation_scope(evaluation, str(ingestion.source))
+    scope = evaluation_scope(evaluation, str(public_constants["source"]))
+    plan = read_plan(privacy_plan)
+    require_scope(scope, plan)
+    require_planned(plan, training)
     tables = baseline_tables(
         scope,
         base_model,
         len(label_names),
         encoded_records(private_train, None, None),
         encoded_records(private_heldout, None, None),
-        read_plan(privacy_plan),
+        plan,
         layer_plan,
         public_constants,
         privacy,
@@ -63,11 +66,12 @@ def evaluate_model(
     label_names: Sequence[str],
     private_heldout: Any,
     baseline_results: Mapping[str, Any],
+    public_constants: Mapping[str, Any],
     privacy_plan: Mapping[str, Any],
+    privacy_ledger: Sequence[Mapping[str, Any]],
     release_journals: Path,
     training: TrainingConfig,
     evaluation: EvaluationConfig,
-    ingestion: IngestionConfig,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Metrics of the private model and of its baselines on the held-out records, and the log of releases.
 
@@ -85,22 +89,20 @@ def evaluate_model(
     from raptor.accounting.plan import read_plan
     from raptor.dp.plan import EVALUATION
     from raptor.dp.training import random_source, resolve_device
-    from raptor.errors import BudgetError, ModelError
+    from raptor.errors import ModelError
     from raptor.moe.classifier import MoEClassifier
     from raptor.pipelines.evaluation.baselines import results_from_json
+    from raptor.pipelines.evaluation.consistency import require_certified, require_scope
     from raptor.pipelines.evaluation.noise import release_tables
     from raptor.pipelines.evaluation.scoring import score_model
     from raptor.pipelines.training.records import encoded_records
     from raptor.reporting.comparison import EXACT, compare, metrics_to_json
     from raptor.reporting.methods import RAPTOR
 
-    scope = evaluation_scope(evaluation, str(ingestion.source))
+    scope = evaluation_scope(evaluation, str(public_constants["source"]))
     plan = read_plan(privacy_plan)
-    if scope.records_are_public and any(stream.name == EVALUATION for stream in plan.streams):
-        raise BudgetError(
-            "The privacy plan was made for private held-out records, but evaluation.records_are_public now says "
-            "that they are public. Set it back, or train again, so that plan and certificate say the same."
-        )
+    require_scope(scope, plan)
+    model_digest = require_certified(plan, privacy_ledger, raptor_model)
     baselines = results_from_json(baseline_results, privacy_plan, scope.models[1:])
     model = MoEClassifier.from_pretrained(raptor_model)
     if model.num_labels != len(label_names):
@@ -121,6 +123,7 @@ def evaluate_model(
     if not scope.records_are_public:
         tables, log = release_tables(tables, plan, raptor_model, release_journals, random_source(training))
     metrics = metrics_to_json(compare(tables, scope.baselines, scope.records_are_public))
+    metrics["model"] = model_digest
     logger.info("%s", metrics["evaluation"])
     return metrics, log
 
@@ -156,6 +159,7 @@ def write_report(
 ) -> str:
     """The report as one self-contained HTML page, from released and public values only."""
     from raptor import __version__
+    from raptor.pipelines.evaluation.consistency import require_one_run
     from raptor.pipelines.selection.figure import draw
     from raptor.pipelines.selection.profile import headline
     from raptor.reporting.comparison import comparison_from_json
@@ -166,6 +170,7 @@ def write_report(
     for axes in routing.axes:
         # The page has the headline beside the figure, where it can wrap.
         axes.set_title("", loc="left")
+    require_one_run(evaluation_metrics, privacy_plan, privacy_certificate, privacy, training)
     return render_report(
         ReportInputs(
             comparison=comparison_from_json(evaluation_metrics),

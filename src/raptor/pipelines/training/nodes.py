@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raptor.pipelines.evaluation.config import EvaluationConfig, evaluation_scope
-from raptor.pipelines.ingestion.config import IngestionConfig
 from raptor.pipelines.training.config import PrivacyConfig, TrainingConfig
 from raptor.progress import track
 
@@ -26,7 +25,6 @@ def plan_privacy(
     privacy: PrivacyConfig,
     training: TrainingConfig,
     evaluation: EvaluationConfig,
-    ingestion: IngestionConfig,
 ) -> dict[str, Any]:
     """Fix every public constant of the mechanism and calibrate its noise, before any private gradient.
 
@@ -35,10 +33,11 @@ def plan_privacy(
         ParameterError: a parameter is out of range, or asks for what private records do not allow.
         ModelError: a trainable parameter has no exact per-record gradient.
     """
-    from raptor.pipelines.training.planning import check_model, raptor_plan
+    from raptor.pipelines.training.planning import check_model, raptor_plan, require_declared
 
     check_model(base_model, layer_plan, training)
-    scope = evaluation_scope(evaluation, str(ingestion.source))
+    require_declared(privacy, public_constants)
+    scope = evaluation_scope(evaluation, str(public_constants["source"]))
     plan = raptor_plan(layer_plan, public_constants, privacy, training, evaluation, scope)
     logger.info(
         "Privacy plan: epsilon %.4g of %.4g at delta %.3g; noise multipliers %s",
@@ -72,13 +71,18 @@ def train_raptor(
     """
     from raptor.accounting.journal import ReleaseJournal
     from raptor.accounting.plan import read_plan
+    from raptor.dp.plan import EXPERT
     from raptor.dp.training import Trainer, random_source, resolve_device
     from raptor.moe.classifier import MoEClassifier
     from raptor.pipelines.training.models import TunedModel
+    from raptor.pipelines.training.planning import require_planned
     from raptor.pipelines.training.records import encoded_records
 
     plan = read_plan(privacy_plan)
+    require_planned(plan, training)
     records = encoded_records(private_train, owner_partition, plan.layer)
+    expert = plan.find(EXPERT)
+    records.require_below(classes=len(label_names), owners=None if expert is None else expert.blocks)
     model = MoEClassifier.from_encoder(base_model, len(label_names))
     logger.info("Training on %s.", resolve_device(training.device))
     # A random name: neither the data nor the time of the run can be read from it.

@@ -19,7 +19,6 @@ def create_pipeline() -> Pipeline:
                     "params:privacy",
                     "params:training",
                     "params:evaluation",
-                    "params:ingestion",
                 ],
                 outputs="privacy_plan",
                 name="plan_privacy",

@@ -19,7 +19,7 @@ from raptor.dp.plan import (
     make_plan,
 )
 from raptor.dp.training import random_source, resolve_device, trainable_shared
-from raptor.errors import ParameterError
+from raptor.errors import BudgetError, ParameterError
 from raptor.moe.classifier import MoEClassifier
 from raptor.pipelines.evaluation.config import EvaluationConfig, EvaluationScope
 
@@ -55,6 +55,50 @@ def check_model(base_model: Path, layer_plan: Mapping[str, Any], training: Train
     model = MoEClassifier.from_encoder(base_model, 2)
     JointGradients(model, trainable_shared(model, training.frozen))
     OwnerExpertGradients(model, protected_layer(layer_plan))
+
+
+def require_declared(privacy: PrivacyConfig, public_constants: Mapping[str, Any]) -> None:
+    """Refuse a population that is not the one that ingestion declared.
+
+    Raises:
+        ParameterError: says both numbers.
+    """
+    declared = int(public_constants["population"])
+    if privacy.population not in ("auto", declared):
+        raise ParameterError(
+            f"privacy.population is {privacy.population}, but the ingestion stage declared {declared}. Run "
+            "ingestion again with the present parameters."
+        )
+
+
+def require_planned(plan: PrivacyPlan, training: TrainingConfig) -> None:
+    """Refuse parameters that are not those of the plan, before anything is spent.
+
+    Raises:
+        BudgetError: names the parameter, its value and the plan's.
+    """
+    streams = {
+        SHARED: (training.shared, float(training.batch_size)),
+        EXPERT: (training.expert, training.batch_size / max(stream.blocks for stream in plan.streams)),
+    }
+    pairs: list[tuple[str, object, object]] = [("randomness", random_source(training).name, plan.generator)]
+    for name, (config, denominator) in streams.items():
+        planned = plan.find(name)
+        pairs.append(
+            (f"steps of stream {name}", training.steps(config), 0 if planned is None else planned.steps)
+        )
+        if planned is not None:
+            pairs += [
+                (f"{name}.clipping_norm", config.clipping_norm, planned.clipping_norm),
+                (f"denominator of stream {name}, from batch_size", denominator, planned.denominator),
+                ("sampling rate, from batch_size", training.batch_size / plan.population, planned.rate),
+            ]
+    for what, given, planned_value in pairs:
+        if given != planned_value:
+            raise BudgetError(
+                f"training: {what} is {given} by the present parameters, but {planned_value} in the privacy plan. "
+                "Nothing was spent. Run the training stage as a whole, so that the plan is made anew."
+            )
 
 
 def raptor_plan(
