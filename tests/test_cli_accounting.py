@@ -141,15 +141,13 @@ def test_verify_accepts_and_refuses(tmp_path: Path) -> None:
 HEAVY = ["torch", "transformers", "kedro", "mlflow", "pandas", "datasets", "dp_accounting", "pydantic"]
 
 
-def spent(*arguments: str) -> float:
-    """Processor seconds of one command in a new process, which must not import anything heavy."""
+def imported_by(*arguments: str) -> list[str]:
+    """Heavy packages that one command imports in a new process; `benchmarks/start_up.py` measures its time."""
     script = (
-        "import sys, resource\n"
+        "import sys\n"
         "from raptor.cli import cli\n"
         f"cli({list(arguments)!r}, standalone_mode=False)\n"
-        f"assert not [name for name in {HEAVY!r} if name in sys.modules], 'heavy import'\n"
-        "used = resource.getrusage(resource.RUSAGE_SELF)\n"
-        "print(used.ru_utime + used.ru_stime)\n"
+        f"print('imported:', *[name for name in {HEAVY!r} if name in sys.modules])\n"
     )
     source = Path(__file__).resolve().parents[1] / "src"
     done = subprocess.run(
@@ -159,10 +157,10 @@ def spent(*arguments: str) -> float:
         text=True,
         check=True,
     )
-    return float(done.stdout.splitlines()[-1])
+    return done.stdout.splitlines()[-1].split()[1:]
 
 
-def test_the_usual_questions_are_answered_quickly_and_without_heavy_imports() -> None:
+def test_the_usual_questions_are_answered_without_heavy_imports() -> None:
     event = "0.0152,1.0,500"
     asks = [
         ("epsilon", "--event", event, "--event", "0.0152,1.4,500", "--delta", "1e-6", "--json"),
@@ -180,5 +178,4 @@ def test_the_usual_questions_are_answered_quickly_and_without_heavy_imports() ->
         ),
     ]
     for ask in asks:
-        # The better of two, since other work on the machine slows a process down.
-        assert min(spent(*ask) for _ in range(2)) < 1.5
+        assert imported_by(*ask) == []

@@ -94,12 +94,12 @@ def test_environment_changes_single_parameters_and_the_command_line_wins(tmp_pat
 
 
 @pytest.mark.slow
-def test_first_node_starts_soon_and_tracking_does_not_delay_it(lab: Lab) -> None:
-    """Processor time, as the tests run side by side; four seconds are promised on two idle cores."""
+def test_nothing_heavy_is_imported_before_the_first_node(lab: Lab) -> None:
+    """What would delay it; `benchmarks/start_up.py` measures the time."""
     clock = lab.root / "first_node"
     done = lab.kedro("run", "--pipelines", "selection", LAB_FIRST_NODE=str(clock))
     assert done.returncode == 0
-    assert float(clock.read_text()) < 3
+    assert clock.read_text() == ""
     assert (lab.root / "mlflow.db").exists()
 
 

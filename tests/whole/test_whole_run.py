@@ -123,7 +123,7 @@ def test_the_ledger_has_every_step_of_both_streams(project) -> None:
         for line in (project.root / "data/06_models/release_log.jsonl").read_text().splitlines()
     ]
     text = json.dumps(lines)
-    assert text.count('"stream": "shared"') == 6
+    assert text.count('"stream": "shared"') == 18
     assert text.count('"stream": "expert"') == 6
 
 
