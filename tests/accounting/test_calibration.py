@@ -74,7 +74,7 @@ def test_the_split_of_the_paper(name, block, row) -> None:
     assert found.deltas == pytest.approx((block["delta"] / 2, block["delta"] / 2))
 
 
-def test_two_streams_of_500_steps_take_at_most_3_seconds() -> None:
+def test_two_streams_keep_the_ratio_of_their_weights() -> None:
     found = calibrate([EventShape(Q, 500), EventShape(Q, 500, 0.5)], 4.0, DELTA, ADD)
     assert found.noise_multipliers[1] == pytest.approx(found.noise_multipliers[0] / 2)
 
