@@ -191,9 +191,12 @@ def test_one_text_for_all_stops(tmp_path: Path) -> None:
         read(put(tmp_path, "a.csv", "text,label\na,0\na,1\na,1\n"))
 
 
-def test_an_empty_side_of_a_pair_is_named(tmp_path: Path) -> None:
-    records_ = read(put(tmp_path, "a.csv", "p,q,label\na,,0\nb,c,1\n"), text="p+q")
-    assert warned(records_, "without text: 1", "line 2")
+def test_pairs_without_any_text_are_told_from_those_that_lack_one_side(tmp_path: Path) -> None:
+    records_ = read(put(tmp_path, "a.csv", "p,q,label\na,,0\nb,c,1\n, ,1\n ,d,0\n"), text="p+q")
+    assert warned(records_, "without text: 1", "line 4")
+    assert warned(records_, "one of the two columns only: 2", "lines 2, 5")
+    whole = read(put(tmp_path, "b.csv", "p,q,label\na,,0\nb,c,1\n"), text="p+q")
+    assert not warned(whole, "without text")
 
 
 def test_places_are_those_of_the_right_file(tmp_path: Path) -> None:

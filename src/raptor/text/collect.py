@@ -17,6 +17,7 @@ from raptor.text.problems import Findings, Place, RecordError
 from raptor.text.splits import SPLITS, TRAIN, normal_split
 
 EMPTY = "records without text"
+HALF_EMPTY = "records with text in one of the two columns only"
 HALF_PAIRS = "texts with half of a surrogate pair, which became U+FFFD"
 MARKS = "texts that began with a byte order mark, which was dropped"
 REPLACED = "texts with U+FFFD, the sign of a letter lost earlier"
@@ -60,10 +61,11 @@ class Collected:
         pairs = None
         if batch.pair is not None:
             pairs = _texts(batch, batch.pair, _name(self.columns, 1), self.findings)
-        empty = [row for row, text in enumerate(texts) if not text or text.isspace()]
-        if pairs is not None:
-            empty = sorted({*empty, *(row for row, text in enumerate(pairs) if not text or text.isspace())})
-        self.findings.add_all(EMPTY, (batch.place(row) for row in empty))
+        blank = [not text or text.isspace() for text in texts]
+        other = blank if pairs is None else [not text or text.isspace() for text in pairs]
+        for row, (first, second) in enumerate(zip(blank, other, strict=True)):
+            if first or second:
+                self.findings.add(EMPTY if first and second else HALF_EMPTY, batch.place(row))
         self.texts.append(pa.array(texts, pa.string()))
         keys: Iterable[Any] = texts
         if pairs is not None:
