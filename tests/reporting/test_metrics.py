@@ -10,13 +10,17 @@ import pytest
 from raptor.errors import DataError, ParameterError
 from raptor.reporting.metrics import (
     Estimate,
+    _total,
     accuracy,
     calibration_error,
     compute_metrics,
     gain_kept,
+    is_measurable,
     largest_class,
     macro_f1,
+    readable_records,
     recall,
+    total_noise,
 )
 from raptor.reporting.tables import EvaluationTables, tables_from_probabilities
 
@@ -202,8 +206,34 @@ def test_metrics_of_noisy_tables_stay_between_zero_and_one() -> None:
             assert math.isfinite(estimate.standard_error)
 
 
-def test_tables_without_records_are_refused_with_what_to_do() -> None:
-    with pytest.raises(DataError, match="noise_multiplier"):
+def test_a_number_of_records_must_stand_out_of_its_noise() -> None:
+    needed = readable_records(3.0, classes=3, bins=2)
+    for records, measurable in ((needed, True), (needed - 1, False), (-needed, False)):
+        share = np.full((3, 3), records / 9)
+        table = np.array([[records / 2, 0.0, 0.0]] * 2)
+        tables = EvaluationTables(share, table, 3.0, 3.0 * math.sqrt(3))
+        assert is_measurable(tables) is measurable
+    assert is_measurable(EvaluationTables(HAND, RELIABILITY))
+    assert not is_measurable(EvaluationTables(0 * HAND, 0 * RELIABILITY))
+
+
+def test_the_noise_on_the_number_of_records_is_what_simulation_says() -> None:
+    generator = np.random.default_rng(3)
+    zero = EvaluationTables(np.zeros((3, 3)), np.zeros((4, 3)), 2.0, 2.0 * math.sqrt(3))
+    totals = []
+    for _ in range(4000):
+        noisy = EvaluationTables(
+            generator.normal(scale=2.0, size=(3, 3)),
+            generator.normal(scale=2.0 * math.sqrt(3), size=(4, 3)),
+            2.0,
+            2.0 * math.sqrt(3),
+        )
+        totals.append(_total(noisy)[0])
+    assert np.std(totals) == pytest.approx(total_noise(zero), rel=0.05)
+
+
+def test_tables_without_records_have_no_metrics() -> None:
+    with pytest.raises(DataError, match="no records"):
         accuracy(EvaluationTables(np.array([[-1.0, 0.0], [0.0, 0.5]]), RELIABILITY))
 
 

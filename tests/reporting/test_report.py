@@ -158,7 +158,7 @@ def test_a_model_that_learnt_nothing_is_not_praised() -> None:
 
 
 def test_an_accuracy_that_is_lost_in_the_noise_is_shown_as_a_range() -> None:
-    noisy = {"raptor": sample_tables(1.5, noise=150.0)}
+    noisy = {"raptor": sample_tables(1.5, noise=120.0)}
     comparison = compare(noisy, ("largest_class",), False)
     assert re.search(r"gets between \d+ and \d+\s% of held-out records right", verdict(comparison, 2.0))
     _, accuracy, gain = big_numbers(comparison, sample_guarantee())
@@ -189,3 +189,21 @@ def test_inputs_have_no_field_for_private_values() -> None:
         "certificate",
         "version",
     }
+
+
+def test_an_accuracy_that_is_lost_in_the_noise_is_said_to_be_lost() -> None:
+    import numpy as np
+
+    from raptor.reporting.tables import EvaluationTables
+
+    lost = EvaluationTables(np.full((4, 4), -3.0), np.full((10, 3), -2.0), 30.0, 52.0)
+    comparison = compare({"raptor": lost, "base_model": lost}, ("largest_class", "base_model"), False)
+    page = Page(render_report(sample_inputs(comparison=comparison)))
+    assert "is not measurable at this noise: the held-out set is too small" in page.words
+    assert (
+        f"a standard deviation of {comparison.total_noise:.1f} records on the number of held-out records"
+        in page.words
+    )
+    assert "certificate stand" in page.words
+    assert "What was guaranteed" in page.words
+    assert not [tag for tag, given in page.tags if tag == "svg" and "figure-accuracy" in str(given)]

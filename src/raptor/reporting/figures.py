@@ -35,6 +35,13 @@ class Bar:
     is_ours: bool = False
 
 
+def message(text: str) -> Figure:
+    """A sentence in the place of a figure that could not be read."""
+    with style.drawing(5.6, 1.4) as figure:
+        figure.text(0.5, 0.5, text, ha="center", va="center", color=style.MUTED)
+    return figure
+
+
 def accuracy_comparison(bars: Sequence[Bar]) -> Figure:
     """Accuracy of every method as horizontal bars, best on top, lines of two standard errors."""
     ordered = sorted(bars, key=lambda bar: (bar.accuracy.value, bar.is_ours))

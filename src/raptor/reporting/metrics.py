@@ -9,23 +9,30 @@ answers are averaged with the weights that leave the least noise.
 Two standard errors are told apart, both by the delta method on the gradient of a metric over the cells:
 * sampling: another held-out set of the same size (cells are multinomial counts);
 * noise: another draw of the noise on the same tables (zero when the tables are exact).
+
+Where the noise leaves too little of the number of records, a ratio to it says nothing, and its error neither:
+`is_measurable` decides that from the noisy tables and the public noise, so the decision is post-processing.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import hypot, sqrt
+from math import ceil, hypot, sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from raptor.errors import DataError
-from raptor.reporting.tables import EvaluationTables
+from raptor.reporting.tables import CONFUSION_SENSITIVITY, RELIABILITY_SENSITIVITY, EvaluationTables
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
+
+# A number of records below this many deviations of its own noise is no number to divide by: the accuracy would be
+# off by half of its range.
+READABLE = 4.0
 
 
 @dataclass(frozen=True)
@@ -77,8 +84,28 @@ class Metrics:
         return flat
 
 
+def is_measurable(tables: EvaluationTables) -> bool:
+    """Whether the noisy number of records stands out of its noise, so that ratios to it mean something."""
+    total, _ = _total(tables)
+    return total > max(READABLE * total_noise(tables), 0.0)
+
+
+def total_noise(tables: EvaluationTables) -> float:
+    """Standard deviation of the noise on the number of records that both tables give together."""
+    classes, bins = len(tables.confusion), len(tables.reliability)
+    return _total_noise(classes, bins, tables.confusion_noise, tables.reliability_noise)
+
+
+def readable_records(noise_multiplier: float, classes: int, bins: int) -> int:
+    """The fewest held-out records that are measurable, on average, under this noise; public facts alone."""
+    confusion, reliability = (
+        noise_multiplier * sensitivity for sensitivity in (CONFUSION_SENSITIVITY, RELIABILITY_SENSITIVITY)
+    )
+    return ceil(READABLE * _total_noise(classes, bins, confusion, reliability))
+
+
 def compute_metrics(tables: EvaluationTables) -> Metrics:
-    """All metrics of one model. DataError when noise left no records in a table."""
+    """All metrics of one model, whose tables must be measurable."""
     return Metrics(
         records=_sums(tables).total,
         accuracy=accuracy(tables),
@@ -107,16 +134,11 @@ class _Sums:
 def _sums(tables: EvaluationTables) -> _Sums:
     cells, rows = len(tables.confusion), len(tables.reliability)
     matrix, table = tables.confusion_noise**2, tables.reliability_noise**2
-    share = _weight(cells**2 * matrix, rows * table)
     right = _weight(cells * matrix, rows * table)
-    count, _, correct = tables.reliability.sum(axis=0)
-    total = share * float(tables.confusion.sum()) + (1 - share) * float(count)
+    correct = tables.reliability[:, 2].sum()
+    total, share = _total(tables)
     if total <= 0:
-        raise DataError(
-            "An evaluation table holds no records: the held-out set is empty, or lost in the noise. The model and "
-            "its certificate stand. For an evaluation that can be read, raise ingestion.held_out_fraction or lower "
-            "evaluation.noise_multiplier, and train again."
-        )
+        raise DataError("These evaluation tables hold no records: ask is_measurable before a metric of them.")
     return _Sums(
         total=total,
         correct=right * float(np.trace(tables.confusion)) + (1 - right) * float(correct),
@@ -126,6 +148,20 @@ def _sums(tables: EvaluationTables) -> _Sums:
         # The diagonal is part of the total of the matrix; columns of the other table have noise of their own.
         covariance=share * right * cells * matrix,
     )
+
+
+def _total(tables: EvaluationTables) -> tuple[float, float]:
+    """The number of records that both tables give together, and the share of the confusion matrix in it."""
+    cells, rows = len(tables.confusion), len(tables.reliability)
+    share = _weight((cells * tables.confusion_noise) ** 2, rows * tables.reliability_noise**2)
+    count = float(tables.reliability[:, 0].sum())
+    return share * float(tables.confusion.sum()) + (1 - share) * count, share
+
+
+def _total_noise(classes: int, bins: int, confusion: float, reliability: float) -> float:
+    matrix, table = (classes * confusion) ** 2, bins * reliability**2
+    share = _weight(matrix, table)
+    return sqrt(share**2 * matrix + (1 - share) ** 2 * table)
 
 
 def _weight(own: float, other: float) -> float:

@@ -12,7 +12,7 @@ from math import exp
 from typing import TYPE_CHECKING, Any
 
 from raptor.reporting import words
-from raptor.reporting.comparison import EXACT, NOISED, Comparison
+from raptor.reporting.comparison import Comparison
 from raptor.reporting.figures import Bar, accuracy_comparison, calibration, confusion_matrix
 from raptor.reporting.guarantee import Guarantee
 from raptor.reporting.methods import LARGEST, MONOLITHIC, NONPRIVATE, NOTES, RAPTOR, TITLES
@@ -28,6 +28,7 @@ TEMPLATES = "templates"
 PRIORS = (0.01, 0.1, 0.5)
 # An accuracy that the noise blurs by more than this, at two standard errors, is shown as a range.
 SHARP = 0.1
+UNREADABLE = "Not measurable at this noise"
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,13 @@ def method_bars(comparison: Comparison, epsilon: float) -> list[Bar]:
 
 def verdict(comparison: Comparison, epsilon: float) -> str:
     """One sentence: what the model can do at this epsilon, compared with doing nothing and with no privacy."""
-    ours, floor = comparison.metrics[RAPTOR].accuracy, comparison.floor
     start = f"At a proven epsilon of {words.round_up(epsilon)}, the private model"
+    if comparison.floor is None:
+        return (
+            f"{start} was trained, but how often it is right is not measurable at this noise: the held-out set is too "
+            "small to stand out of it."
+        )
+    ours, floor = comparison.metrics[RAPTOR].accuracy, comparison.floor
     if not _is_sharp(ours):
         return (
             f"{start} gets between {_range(ours)} of held-out records right; the held-out set is too small for a "
@@ -107,6 +113,20 @@ def verdict(comparison: Comparison, epsilon: float) -> str:
 
 def big_numbers(comparison: Comparison, guarantee: Guarantee) -> list[BigNumber]:
     """Epsilon, accuracy, gain kept."""
+    budget = BigNumber(
+        words.round_up(guarantee.epsilon),
+        f"epsilon for one {guarantee.unit}",
+        f"budget {guarantee.target:g}, delta {words.small(guarantee.delta)}",
+    )
+    if comparison.floor is None:
+        deviation = (
+            f"noise of {words.compact(round(comparison.total_noise, 1))} records, one standard deviation"
+        )
+        return [
+            budget,
+            BigNumber("not measurable", "share of held-out records right", deviation),
+            BigNumber("unclear", "gain over the largest class", "model and certificate stand"),
+        ]
     ours, floor = comparison.metrics[RAPTOR].accuracy, comparison.floor
     against = f"largest class {words.percent(floor.value)}"
     if NONPRIVATE in comparison.accuracies:
@@ -116,11 +136,7 @@ def big_numbers(comparison: Comparison, guarantee: Guarantee) -> list[BigNumber]
     elif not comparison.records_are_public:
         against += f"; ± {200 * ours.standard_error:.1f} points"
     numbers = [
-        BigNumber(
-            words.round_up(guarantee.epsilon),
-            f"epsilon for one {guarantee.unit}",
-            f"budget {guarantee.target:g}, delta {words.small(guarantee.delta)}",
-        ),
+        budget,
         BigNumber(
             words.percent(ours.value) if _is_sharp(ours) else _range(ours).replace(" and ", "\N{EN DASH}"),
             "of held-out records right",
@@ -185,8 +201,8 @@ def render_report(inputs: ReportInputs) -> str:
         figures=_figures(inputs),
         comparison=comparison,
         rows=_rows(comparison),
-        recall=list(zip(inputs.labels, comparison.metrics[RAPTOR].recall, strict=True)),
-        evaluation=EXACT if comparison.records_are_public else NOISED,
+        recall=_recall(inputs),
+        evaluation=comparison.summary,
         guarantee=guarantee,
         unit=words.UNITS[guarantee.unit],
         neighbours=words.ADJACENCY[guarantee.adjacency].format(unit=words.UNITS[guarantee.unit]),
@@ -202,6 +218,12 @@ def render_report(inputs: ReportInputs) -> str:
         certificate=inputs.certificate,
         version=inputs.version,
     )
+
+
+def _recall(inputs: ReportInputs) -> list[tuple[str, Estimate]]:
+    if not inputs.comparison.is_measurable:
+        return []
+    return list(zip(inputs.labels, inputs.comparison.metrics[RAPTOR].recall, strict=True))
 
 
 def _rows(comparison: Comparison) -> list[dict[str, Any]]:
@@ -221,31 +243,11 @@ def _figures(inputs: ReportInputs) -> dict[str, Any]:
     from markupsafe import Markup
 
     comparison, guarantee = inputs.comparison, inputs.guarantee
-    tables, metrics = comparison.tables[RAPTOR], comparison.metrics[RAPTOR]
-    bars = method_bars(comparison, guarantee.epsilon)
     streams = [StreamCost(f"{stream.name} stream", stream.epsilon_alone) for stream in guarantee.streams]
     steps = [step for step, _ in guarantee.curve]
     spent = [epsilon for _, epsilon in guarantee.curve]
     drawn = {
-        "accuracy": (
-            accuracy_comparison(bars),
-            "Accuracy of every method",
-            "; ".join(f"{bar.name} {words.percent(bar.accuracy.value)}" for bar in bars),
-        ),
-        "confusion": (
-            confusion_matrix(tables, inputs.labels),
-            "Confusion matrix of the private model",
-            "Recall by class: "
-            + "; ".join(
-                f"{label} {words.percent(recall.value, 0)}"
-                for label, recall in zip(inputs.labels, metrics.recall, strict=True)
-            ),
-        ),
-        "calibration": (
-            calibration(tables),
-            "Calibration of the private model",
-            f"Expected calibration error {words.percent(metrics.calibration_error.value)}.",
-        ),
+        **(_evaluation_figures(inputs) if comparison.is_measurable else {}),
         "composition": (
             epsilon_composition(streams, guarantee.split_sum, guarantee.epsilon),
             "Epsilon of each stream alone, their sum, and of the joint ledger",
@@ -264,4 +266,28 @@ def _figures(inputs: ReportInputs) -> dict[str, Any]:
     return {
         name: Markup(to_svg(figure, f"figure-{name}", title, text))  # noqa: S704
         for name, (figure, title, text) in drawn.items()
+    }
+
+
+def _evaluation_figures(inputs: ReportInputs) -> dict[str, tuple[Figure, str, str]]:
+    """Name -> figure, title, description; of an evaluation that can be read."""
+    tables, metrics = inputs.comparison.tables[RAPTOR], inputs.comparison.metrics[RAPTOR]
+    bars = method_bars(inputs.comparison, inputs.guarantee.epsilon)
+    return {
+        "accuracy": (
+            accuracy_comparison(bars),
+            "Accuracy of every method",
+            "; ".join(f"{bar.name} {words.percent(bar.accuracy.value)}" for bar in bars),
+        ),
+        "confusion": (
+            confusion_matrix(tables, inputs.labels),
+            "Confusion matrix of the private model",
+            "Recall by class: "
+            + "; ".join(f"{label} {words.percent(recall.value, 0)}" for label, recall in _recall(inputs)),
+        ),
+        "calibration": (
+            calibration(tables),
+            "Calibration of the private model",
+            f"Expected calibration error {words.percent(metrics.calibration_error.value)}.",
+        ),
     }

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from raptor.errors import ParameterError
-from raptor.pipelines.evaluation.config import EvaluationConfig, evaluation_scope
+from raptor.pipelines.evaluation.config import EvaluationConfig, evaluation_noise, evaluation_scope
 
 
 def test_embedded_records_are_public_and_need_no_release() -> None:
@@ -24,6 +24,12 @@ def test_own_records_are_private_and_reserve_two_tables_a_model() -> None:
     assert scope.releases == 4
     alone = evaluation_scope(EvaluationConfig(baselines=("largest_class",)), "reviews.csv")
     assert alone.releases == 2
+
+
+def test_the_noise_follows_the_budget_unless_a_number_is_given() -> None:
+    assert EvaluationConfig().noise_for(1.0) == evaluation_noise(1.0) == 30.0
+    assert EvaluationConfig().noise_for(4.0) == 7.5
+    assert EvaluationConfig(noise_multiplier=12).noise_for(4.0) == 12.0
 
 
 @pytest.mark.parametrize("name", ["nonprivate", "monolithic"])
@@ -47,6 +53,8 @@ def test_the_operator_may_treat_the_embedded_records_as_private() -> None:
         {"baselines": ("nonprivat",)},
         {"records_are_public": "maybe"},
         {"noise_multiplier": 0.0},
+        {"noise_multiplier": True},
+        {"noise_multiplier": "little"},
         {"noise_multiplier": float("nan")},
         {"noise_multiplier": float("inf")},
         {"calibration_bins": 1},

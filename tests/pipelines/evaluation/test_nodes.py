@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
@@ -12,11 +13,12 @@ import pytest
 
 from raptor.accounting.certificate import model_digest
 from raptor.accounting.ledger import compose_ledger
+from raptor.accounting.plan import read_plan
 from raptor.errors import BudgetError, DataError, ModelError
 from raptor.moe.classifier import MoEClassifier
 from raptor.pipelines.evaluation.config import evaluation_scope
 from raptor.pipelines.evaluation.nodes import draw_figures, evaluate_model, train_baselines
-from raptor.pipelines.training.planning import raptor_plan
+from raptor.pipelines.training.planning import blurred_evaluation, raptor_plan
 from raptor.reporting.comparison import comparison_from_json
 from tests.pipelines.evaluation.world import (
     LABELS,
@@ -135,6 +137,52 @@ def test_private_records_get_noise_and_no_other_baseline(private) -> None:
     assert [line["kind"] for line in log] == ["header", *["release"] * 4]
     again, same = evaluate(world, results)
     assert (again, same) == (metrics, log)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_small_held_out_set_never_stops_a_run_after_the_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, seed: int
+) -> None:
+    """Nine records under noise of 500: whatever comes out, the metrics say so and the budget was not in vain."""
+    world = make_world(tmp_path, "own.csv", heldout=9, noise_multiplier=500.0)
+    training = TRAINING.model_copy(update={"seed": seed})
+    metrics, log = evaluate(world, baselines(world), training=training)
+    json.dumps(metrics, allow_nan=False)
+    assert [line["kind"] for line in log] == ["header", *["release"] * 4]
+    assert "not measurable at this noise" in caplog.text
+    assert metrics["measurable"] is False
+    assert metrics["records"] is None
+    assert {name: found["accuracy"] for name, found in metrics["methods"].items()} == {
+        "raptor": None,
+        "base_model": None,
+        "largest_class": None,
+    }
+    assert metrics["noise_deviation"]["confusion_cell"] == 500.0
+    assert metrics["noise_deviation"]["records"] > 500
+    assert not comparison_from_json(metrics).is_measurable
+    figures = draw_figures(metrics, LABELS, {"epsilon": 2.5})
+    assert {figure.texts[0].get_text() for figure in figures} == {"Not measurable at this noise"}
+
+
+def test_the_plan_keeps_the_noise_that_follows_from_the_budget(tmp_path: Path) -> None:
+    world = make_world(tmp_path, "own.csv")
+    (planned,) = [stream for stream in world.plan["streams"] if stream["name"] == "evaluation"]
+    assert planned["noise_multiplier"] == 30 / PRIVACY.epsilon
+
+
+@pytest.mark.parametrize(("noise", "warned"), [(0.1, False), (100.0, True)])
+def test_noise_that_hides_a_usual_held_out_set_is_told_when_planned(
+    tmp_path: Path, noise: float, warned: bool
+) -> None:
+    world = make_world(tmp_path, "own.csv", noise_multiplier=max(noise, 3.0))
+    plan = read_plan(world.plan)
+    streams = [dataclasses.replace(stream, noise_multiplier=noise) for stream in plan.streams]
+    told = blurred_evaluation(
+        dataclasses.replace(plan, streams=tuple(streams)), {"num_classes": 3}, world.evaluation
+    )
+    assert (told is not None) is warned
+    if told is not None:
+        assert "evaluation.noise_multiplier" in told
 
 
 def test_calling_the_records_public_after_training_is_refused(private) -> None:

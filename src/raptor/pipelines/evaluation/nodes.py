@@ -96,7 +96,7 @@ def evaluate_model(
     from raptor.pipelines.evaluation.noise import release_tables
     from raptor.pipelines.evaluation.scoring import score_model
     from raptor.pipelines.training.records import encoded_records
-    from raptor.reporting.comparison import EXACT, compare, metrics_to_json
+    from raptor.reporting.comparison import EXACT, NOT_MEASURABLE, compare, metrics_to_json
     from raptor.reporting.methods import RAPTOR
 
     scope = evaluation_scope(evaluation, str(public_constants["source"]))
@@ -122,8 +122,12 @@ def evaluate_model(
     log: list[dict[str, Any]] = [{"stream": EVALUATION, "releases": 0, "why": EXACT}]
     if not scope.records_are_public:
         tables, log = release_tables(tables, plan, raptor_model, release_journals, random_source(training))
-    metrics = metrics_to_json(compare(tables, scope.baselines, scope.records_are_public))
+    comparison = compare(tables, scope.baselines, scope.records_are_public)
+    metrics = metrics_to_json(comparison)
     metrics["model"] = model_digest
+    if not comparison.is_measurable:
+        # Noisy tables decided that, so saying it reveals nothing more than they do.
+        logger.warning("%s", NOT_MEASURABLE)
     logger.info("%s", metrics["evaluation"])
     return metrics, log
 
@@ -133,12 +137,14 @@ def draw_figures(
 ) -> tuple[Figure, Figure, Figure]:
     """Accuracy of all methods, confusion matrix and calibration of the private model; released numbers only."""
     from raptor.reporting.comparison import comparison_from_json
-    from raptor.reporting.figures import accuracy_comparison, calibration, confusion_matrix
+    from raptor.reporting.figures import accuracy_comparison, calibration, confusion_matrix, message
     from raptor.reporting.methods import RAPTOR
-    from raptor.reporting.report import method_bars
+    from raptor.reporting.report import UNREADABLE, method_bars
 
     comparison = comparison_from_json(evaluation_metrics)
     tables = comparison.tables[RAPTOR]
+    if not comparison.is_measurable:
+        return message(UNREADABLE), message(UNREADABLE), message(UNREADABLE)
     return (
         accuracy_comparison(method_bars(comparison, float(privacy_certificate["epsilon"]))),
         confusion_matrix(tables, label_names),

@@ -33,7 +33,12 @@ def plan_privacy(
         ParameterError: a parameter is out of range, or asks for what private records do not allow.
         ModelError: a trainable parameter has no exact per-record gradient.
     """
-    from raptor.pipelines.training.planning import check_model, raptor_plan, require_declared
+    from raptor.pipelines.training.planning import (
+        blurred_evaluation,
+        check_model,
+        raptor_plan,
+        require_declared,
+    )
 
     check_model(base_model, layer_plan, training)
     require_declared(privacy, public_constants)
@@ -46,6 +51,8 @@ def plan_privacy(
         plan.delta,
         ", ".join(f"{stream.name} {stream.noise_multiplier:.4g}" for stream in plan.streams),
     )
+    if warning := blurred_evaluation(plan, public_constants, evaluation):
+        logger.warning("%s", warning)
     return plan.to_json()
 
 

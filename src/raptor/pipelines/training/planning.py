@@ -22,7 +22,10 @@ from raptor.dp.training import random_source, resolve_device, trainable_shared
 from raptor.errors import BudgetError, ParameterError
 from raptor.moe.classifier import MoEClassifier
 from raptor.pipelines.evaluation.config import EvaluationConfig, EvaluationScope
+from raptor.reporting.metrics import readable_records
 
+# The share of the public number of training records that a held-out set usually has.
+USUALLY_HELD_OUT = 0.1
 PUBLIC_RECORDS = (
     "all records and labels (evaluation.records_are_public): baselines train on them without protection, and the "
     "held-out ones are evaluated without noise"
@@ -128,11 +131,33 @@ def raptor_plan(
             experts,
         ),
     ]
-    reserved = [StreamPlan(EVALUATION, 1.0, evaluation.noise_multiplier, scope.releases, 1.0, 1.0)] * bool(
-        scope.releases
-    )
+    noise = evaluation.noise_for(privacy.epsilon)
+    reserved = [StreamPlan(EVALUATION, 1.0, noise, scope.releases, 1.0, 1.0)] * bool(scope.releases)
     facts = [PUBLIC_RECORDS] * scope.records_are_public
     return _plan(layer_plan, public_constants, privacy, training, shapes, reserved, facts)
+
+
+def blurred_evaluation(
+    plan: PrivacyPlan, public_constants: Mapping[str, Any], evaluation: EvaluationConfig
+) -> str | None:
+    """A warning when a usual held-out set would be lost in the planned noise, None otherwise.
+
+    It rests on public facts alone: noise, numbers of classes and bins, and the public number of training records.
+    How many records are really held out is private.
+    """
+    stream = plan.find(EVALUATION)
+    if stream is None:
+        return None
+    needed = readable_records(
+        stream.noise_multiplier, int(public_constants["num_classes"]), evaluation.calibration_bins
+    )
+    if needed <= USUALLY_HELD_OUT * plan.population:
+        return None
+    return (
+        f"The accuracy of fewer than about {needed:,} held-out records will not be measurable: with a noise multiplier "
+        f"of {stream.noise_multiplier:.4g} (evaluation.noise_multiplier) they are lost in the noise on the tables. If "
+        "there are fewer, raise ingestion.held_out_fraction, or give a smaller multiplier, which costs budget."
+    )
 
 
 def monolithic_plan(
