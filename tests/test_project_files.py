@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-
 # A make that runs the suite must not lend its flags and level to the makes that the suite runs.
 OWN_MAKE = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
 
@@ -39,7 +38,9 @@ def test_locks_pin_everything_and_agree(repository: Path) -> None:
 
 @pytest.mark.parametrize("target", ["run", "test", "test-fast", "lint", "viz", "ui", "help", "lock"])
 def test_make_knows_its_targets(repository: Path, target: str) -> None:
-    done = subprocess.run(["make", "-n", target], cwd=repository, env=OWN_MAKE, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["make", "-n", target], cwd=repository, env=OWN_MAKE, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 

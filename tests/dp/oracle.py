@@ -5,32 +5,58 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from raptor.dp.clipping import ClippingRule
+from raptor.dp.gradients.losses import RecordLoss, classification_loss
 from raptor.dp.records import Batch
-from raptor.moe.classifier import MoEClassifier
-from raptor.moe.roles import Role, parameter_roles
+from raptor.moe.families import sparse_layers
+
+
+def alone(batch: Batch, record: int) -> Batch:
+    """One record without its padding, wherever the padding is."""
+    real = batch.attention_mask[record].bool()
+    labels = batch.labels[record : record + 1]
+    return Batch(
+        batch.input_ids[record : record + 1, real],
+        batch.attention_mask[record : record + 1, real],
+        labels if labels.ndim == 1 else labels[:, real],
+        batch.owners[record : record + 1],
+    )
+
+
+def _keep_owners(
+    model: nn.Module, gradients: dict[str, Tensor], owners: Tensor, layers: Sequence[int]
+) -> None:
+    for layer in sparse_layers(model):
+        for stack in layer.bank().stacks:
+            for expert in range(len(stack)):
+                if layer.index in layers and expert == int(owners[list(layers).index(layer.index)]):
+                    continue
+                name = stack.names[0] if stack.is_fused else stack.names[expert]
+                if name in gradients:
+                    (gradients[name][expert] if stack.is_fused else gradients[name]).zero_()
 
 
 def record_gradients(
-    model: MoEClassifier, names: Sequence[str], batch: Batch, *, owner_only: bool = False
+    model: nn.Module,
+    names: Sequence[str],
+    batch: Batch,
+    *,
+    loss: RecordLoss = classification_loss,
+    owner_layers: Sequence[int] = (),
 ) -> list[dict[str, Tensor]]:
-    """Gradient of each record alone; with `owner_only`, those of experts that do not own it are zero."""
-    roles = parameter_roles(model)
+    """Gradient of each record alone; with `owner_layers`, those of experts that do not own it are zero."""
     found = []
     for i in range(len(batch)):
-        length = int(batch.attention_mask[i].sum())
         parameters = [model.get_parameter(name).requires_grad_(True) for name in names]
-        logits = model(batch.input_ids[i : i + 1, :length], batch.attention_mask[i : i + 1, :length])
-        loss = torch.nn.functional.cross_entropy(logits, batch.labels[i : i + 1])
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        gradients = torch.autograd.grad(loss(model, alone(batch, i)).sum(), parameters, allow_unused=True)
         record: dict[str, Tensor] = {}
         for name, parameter, gradient in zip(names, parameters, gradients, strict=True):
             parameter.requires_grad_(False)
-            owned = roles[name].role is not Role.EXPERT or roles[name].expert == int(batch.owners[i])
-            keep = gradient is not None and (owned or not owner_only)
-            record[name] = gradient if keep else torch.zeros_like(parameter)
+            record[name] = torch.zeros_like(parameter) if gradient is None else gradient
+        if owner_layers:
+            _keep_owners(model, record, batch.owners[i].reshape(-1), owner_layers)
         found.append(record)
     return found
 

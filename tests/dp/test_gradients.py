@@ -38,7 +38,9 @@ def engine_for(model, role: str, layer: int):
 
 def assert_matches(model, role: str, batch: Batch, share_clipped: float, layer: int = 1) -> None:
     engine = engine_for(model, role, layer)
-    truth = oracle.record_gradients(model, engine.parameters, batch, owner_only=role == "expert")
+    truth = oracle.record_gradients(
+        model, engine.parameters, batch, owner_layers=(layer,) if role == "expert" else ()
+    )
     rule = ClippingRule(float(torch.quantile(oracle.norms(truth), 1 - share_clipped)) + 1e-12)
     expected = oracle.clipped_sum(truth, rule)
     found = engine.clipped_sum(batch, rule).tensors
@@ -152,7 +154,7 @@ def test_a_record_that_is_not_finite_contributes_zero_and_harms_no_other(role) -
 
 def test_an_uncovered_parameter_is_refused_by_name() -> None:
     model = tiny_classifier()
-    model.norm = torch.nn.LayerNorm(3)
+    model.norm = torch.nn.GroupNorm(1, 3)
     with pytest.raises(ModelError, match=r"norm\.bias, norm\.weight"):
         JointGradients(model, [*shared_parameters(model)])
 

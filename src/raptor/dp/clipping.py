@@ -61,18 +61,23 @@ class ClippingRule:
         return torch.where(torch.isfinite(squared_norms), factors, torch.zeros_like(factors))
 
 
-def clip_and_sum(taps: Sequence[Tap], records: int, rule: ClippingRule) -> ClippedSum:
+def clip_and_sum(taps: Sequence[Tap], finite: Tensor, rule: ClippingRule) -> ClippedSum:
     """Clip the per-record gradients that the taps hold, as one vector per record, and sum them.
+
+    Args:
+        taps: after a pass; each parameter belongs to one of them.
+        finite: (records,) bool, False for a record whose loss is not a finite number.
+        rule: clipping norm and what it protects.
 
     Guarantee:
         Released is nothing; the result goes to `raptor.dp.mechanism`. One record contributes a vector of norm
         at most C to the concatenation of all tensors, and its factor depends on that record alone. A record
-        with a gradient that is not finite contributes exactly zero. Assumes that the model couples no
+        whose loss or gradient is not finite contributes exactly zero. Assumes that the model couples no
         records, so that a tap's row is a function of one record.
     """
     squared = torch.stack([tap.squared_norms() for tap in taps]).sum(dim=0)
-    factors = rule.factors(squared)
-    broken = ~torch.isfinite(squared)
+    broken = ~(torch.isfinite(squared) & finite)
+    factors = rule.factors(squared).masked_fill(broken, 0.0)
     if bool(broken.any()):
         # 0 times NaN is NaN, so rows of a broken record are erased, not scaled.
         for tap in taps:

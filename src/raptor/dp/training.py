@@ -19,7 +19,8 @@ from raptor.accounting.plan import PrivacyPlan
 from raptor.accounting.types import Adjacency, Unit
 from raptor.dp.clipping import ClippingRule
 from raptor.dp.config import StreamConfig, TrainingConfig
-from raptor.dp.gradients.engine import GradientEngine, JointGradients, OwnerExpertGradients, record_losses
+from raptor.dp.gradients.engine import GradientEngine, JointGradients, OwnerExpertGradients
+from raptor.dp.gradients.losses import classification_loss
 from raptor.dp.mechanism import GaussianMechanism, ReleaseSink
 from raptor.dp.plan import EXPERT, MONOLITHIC, SHARED
 from raptor.dp.records import EncodedRecords
@@ -185,7 +186,7 @@ class NonPrivateStream:
             parameter.requires_grad_(True)
         sample = self._sampler.draw()
         for batch in self._records.physical_batches(sample, self._config.physical_batch_size, self._device):
-            loss = record_losses(self._model, batch).sum()
+            loss = classification_loss(self._model, batch).sum()
             gradients = torch.autograd.grad(loss, list(self._parameters.values()), allow_unused=True)
             for name, gradient in zip(total, gradients, strict=True):
                 if gradient is not None:

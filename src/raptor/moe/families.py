@@ -1,21 +1,20 @@
 """The sparse MoE families that are covered: where their routers and experts are, and how they route.
 
-A new family is one `Family` entry: the class of its sparse block, and how to read its router's output.
+A new family is one `Family` entry: the class of its sparse block, the name of its router, and, where it does not
+use the experts interface of transformers, how to read its router and its experts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.switch_transformers.modeling_switch_transformers import (
-    SwitchTransformersSparseMLP,
-)
 
 from raptor.errors import ModelError
+from raptor.moe.experts import ExpertBank, FusedBank, ModuleBank
 
 
 @dataclass(frozen=True)
@@ -31,23 +30,43 @@ class Routing:
     weights: Tensor
 
 
+def _interface_routing(output: Any, records: int) -> Routing:
+    _, weights, experts = output
+    width = experts.shape[-1]
+    return Routing(experts.reshape(records, -1, width), weights.reshape(records, -1, width))
+
+
+def _switch_routing(output: Any, records: int) -> Routing:
+    # The first element already has over-capacity tokens dropped; the vote is on the raw choice.
+    logits: Tensor = output[2]
+    weights, experts = torch.softmax(logits, dim=-1).max(dim=-1, keepdim=True)
+    return Routing(experts.reshape(records, -1, 1), weights.reshape(records, -1, 1))
+
+
 @dataclass(frozen=True)
 class Family:
     """How one family of models builds its sparse blocks.
 
     Attributes:
-        name: the family's name in messages.
-        block: class of the sparse block; it holds `router` and `experts` as direct children.
-        top_k: number of experts a token is sent to, from the block.
-        num_experts: number of routed experts, from the block.
+        name: the family's name in messages, and its `model_type` in a config.
+        block: name of the class of the sparse block; its direct child `experts` is called with the routed
+            tokens. A name, since importing every family would delay each start.
+        router: name of the block's direct child that routes.
         read_routing: router output and number of records -> `Routing`.
+        read_experts: experts module and its dotted prefix -> `ExpertBank`.
+        top_k: number of experts a token is sent to, from the router.
     """
 
     name: str
-    block: type[nn.Module]
-    top_k: Callable[[nn.Module], int]
-    num_experts: Callable[[nn.Module], int]
-    read_routing: Callable[[Any, int], Routing]
+    block: str
+    router: str = "gate"
+    read_routing: Callable[[Any, int], Routing] = field(default=_interface_routing)
+    read_experts: Callable[[nn.Module, str], ExpertBank] = field(default=FusedBank)
+    top_k: Callable[[nn.Module], int] = field(default=lambda router: int(router.top_k))
+
+    def matches(self, module: nn.Module) -> bool:
+        """Whether the module is a sparse block of this family, or of a class derived from one."""
+        return any(kind.__name__ == self.block for kind in type(module).__mro__)
 
 
 @dataclass(frozen=True)
@@ -66,7 +85,7 @@ class SparseLayer:
 
     @property
     def router(self) -> nn.Module:
-        return self.block.get_submodule("router")
+        return self.block.get_submodule(self.family.router)
 
     @property
     def experts(self) -> nn.Module:
@@ -74,32 +93,47 @@ class SparseLayer:
 
     @property
     def num_experts(self) -> int:
-        return self.family.num_experts(self.block)
+        return int(self.router.num_experts)  # type: ignore[arg-type]
 
     @property
     def top_k(self) -> int:
-        return self.family.top_k(self.block)
+        return self.family.top_k(self.router)
 
-    def expert_prefix(self, expert: int) -> str:
-        """Dotted prefix of the parameters of one expert."""
-        return f"{self.name}.experts.expert_{expert}."
+    @property
+    def experts_prefix(self) -> str:
+        """Dotted prefix of the parameters of all routed experts."""
+        return f"{self.name}.experts."
+
+    def bank(self) -> ExpertBank:
+        """The experts in the form that all families share.
+
+        Raises:
+            ModelError: their layout is not covered.
+        """
+        return self.family.read_experts(self.experts, self.experts_prefix)
 
 
-def _switch_routing(output: Any, records: int) -> Routing:
-    # The first element already has over-capacity tokens dropped; the vote is on the raw choice.
-    logits: Tensor = output[2]
-    weights, experts = torch.softmax(logits, dim=-1).max(dim=-1, keepdim=True)
-    return Routing(experts.reshape(records, -1, 1), weights.reshape(records, -1, 1))
+def _switch_bank(module: nn.Module, prefix: str) -> ExpertBank:
+    return ModuleBank(module, prefix, int(module.num_experts))  # type: ignore[arg-type]
 
 
-SWITCH = Family(
-    name="switch_transformers",
-    block=SwitchTransformersSparseMLP,
-    top_k=lambda block: 1,
-    num_experts=lambda block: int(block.get_submodule("experts").num_experts),  # type: ignore[arg-type]
-    read_routing=_switch_routing,
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        "switch_transformers",
+        "SwitchTransformersSparseMLP",
+        router="router",
+        read_routing=_switch_routing,
+        read_experts=_switch_bank,
+        top_k=lambda router: 1,
+    ),
+    Family("olmoe", "OlmoeSparseMoeBlock"),
+    Family("flex_olmo", "FlexOlmoSparseMoeBlock"),
+    Family("mixtral", "MixtralSparseMoeBlock"),
+    Family("qwen2_moe", "Qwen2MoeSparseMoeBlock"),
+    Family("qwen3_moe", "Qwen3MoeSparseMoeBlock"),
+    Family("deepseek_v2", "DeepseekV2Moe"),
+    Family("granitemoe", "GraniteMoeMoE", router="router"),
 )
-FAMILIES: tuple[Family, ...] = (SWITCH,)
 
 
 def _block_index(name: str) -> int:
@@ -117,7 +151,7 @@ def sparse_layers(model: nn.Module) -> tuple[SparseLayer, ...]:
         SparseLayer(_block_index(name), name, family, module)
         for name, module in model.named_modules()
         for family in FAMILIES
-        if isinstance(module, family.block)
+        if family.matches(module)
     )
     if not found:
         covered = ", ".join(family.name for family in FAMILIES)

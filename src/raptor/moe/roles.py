@@ -18,18 +18,19 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class ParameterRole:
-    """Role of one parameter; `layer` and `expert` are set for routed experts only (`layer` for routers too)."""
+    """Role of one parameter; `layer` is set for routed experts and routers.
+
+    Which expert a parameter belongs to is not said here: fused tensors hold them all (see `raptor.moe.experts`).
+    """
 
     role: Role
     layer: int | None = None
-    expert: int | None = None
 
 
 def _role_in(layer: SparseLayer, name: str) -> ParameterRole:
-    for expert in range(layer.num_experts):
-        if name.startswith(layer.expert_prefix(expert)):
-            return ParameterRole(Role.EXPERT, layer.index, expert)
-    if name.startswith(f"{layer.name}.router."):
+    if name.startswith(layer.experts_prefix):
+        return ParameterRole(Role.EXPERT, layer.index)
+    if name.startswith(f"{layer.name}.{layer.family.router}."):
         return ParameterRole(Role.ROUTER, layer.index)
     # Always-on experts of the block are used by every token, so they play the shared role.
     return ParameterRole(Role.SHARED)

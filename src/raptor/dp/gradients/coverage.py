@@ -2,50 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from torch import nn
 
-from raptor.dp.gradients.taps import ElementwiseTap, EmbeddingTap, LinearTap, RelativeBiasTap, Tap
+from raptor.dp.gradients.taps import (
+    ElementwiseTap,
+    EmbeddingTap,
+    ExpertsTap,
+    FunctionalNormTap,
+    LinearTap,
+    RelativeBiasTap,
+    Tap,
+    TiedEmbeddingTap,
+)
 from raptor.errors import ModelError
-
-# F.layer_norm and its like check the shape of their weight, so a per-record copy cannot stand in for it.
-_FIXED_SHAPE_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNorm)
+from raptor.moe.families import SparseLayer
 
 
-def _owners(model: nn.Module) -> dict[str, tuple[nn.Module, str, str]]:
-    """Parameter name -> (module that holds it, name of the module, attribute); tied modules share a name."""
-    found: dict[str, tuple[nn.Module, str, str]] = {}
-    for name, _ in model.named_parameters():
-        prefix, _, attribute = name.rpartition(".")
-        found[name] = (model.get_submodule(prefix), prefix, attribute)
-    return found
+def _users(model: nn.Module, parameter: nn.Parameter) -> list[nn.Module]:
+    """Modules that hold a parameter; several hold a tied one."""
+    return [
+        module
+        for module in model.modules()
+        if any(value is parameter for value in module._parameters.values())
+    ]
 
 
-def _called_module(model: nn.Module, holder: nn.Module, attribute: str) -> nn.Module:
-    """The module through which a tied parameter is really used: the last one that registers it."""
-    parameter = holder.get_parameter(attribute)
-    users = [module for module in model.modules() if module._parameters.get(attribute) is parameter]
-    if len(users) > 1 and not all(isinstance(user, nn.Embedding) for user in users):
-        raise ModelError(
-            "A parameter is shared by modules of different kinds (a tied output head): its per-record gradient "
-            "has a cross term that is not covered. Untie the weights."
-        )
-    return users[-1]
+def _embedding_tap(users: Sequence[nn.Module], name: str) -> Tap | None:
+    tables = [user for user in users if isinstance(user, nn.Embedding)]
+    heads = [user for user in users if isinstance(user, nn.Linear)]
+    if len(tables) + len(heads) != len(users) or not tables or len(heads) > 1:
+        return None
+    # Of several tables (a model's and its encoder's) the last registered one is the one that is called.
+    return TiedEmbeddingTap(tables[-1], heads[0], name) if heads else EmbeddingTap(tables[-1], name)
 
 
 def _tap(model: nn.Module, prefix: str, module: nn.Module, names: dict[str, str]) -> Tap | None:
+    parameters = {attribute: module.get_parameter(attribute) for attribute in names}
+    tied = [attribute for attribute, value in parameters.items() if len(_users(model, value)) > 1]
+    if isinstance(module, nn.Embedding) and prefix.endswith("relative_attention_bias"):
+        attention = model.get_submodule(prefix.rpartition(".")[0])
+        covered = not tied and hasattr(attention, "compute_bias")
+        return RelativeBiasTap(attention, names["weight"]) if covered else None
+    if isinstance(module, nn.Embedding) or (
+        isinstance(module, nn.Linear) and tied == ["weight"] and len(names) == 1
+    ):
+        return _embedding_tap(_users(model, parameters["weight"]), names["weight"])
+    if tied:
+        return None
     if isinstance(module, nn.Linear):
         return LinearTap(module, names.get("weight"), names.get("bias"))
-    if isinstance(module, nn.Embedding):
-        if prefix.endswith("relative_attention_bias"):
-            attention = model.get_submodule(prefix.rpartition(".")[0])
-            return RelativeBiasTap(attention, names["weight"]) if hasattr(attention, "compute_bias") else None
-        called = _called_module(model, module, "weight")
-        return EmbeddingTap(called, names["weight"]) if isinstance(called, nn.Embedding) else None
-    if isinstance(module, _FIXED_SHAPE_NORMS):
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        return FunctionalNormTap(module, names)
+    if isinstance(module, nn.GroupNorm | nn.modules.batchnorm._BatchNorm):
         return None
-    if all(module.get_parameter(attribute).ndim == 1 for attribute in names):
+    if all(value.ndim == 1 for value in parameters.values()):
         return ElementwiseTap(module, names)
     return None
 
@@ -56,13 +68,12 @@ def claim(model: nn.Module, names: Sequence[str]) -> list[Tap]:
     Raises:
         ModelError: a parameter is unknown or no tap covers it; the message lists them all.
     """
-    owners = _owners(model)
-    unknown = sorted(set(names) - set(owners))
-    if unknown:
+    known = {name for name, _ in model.named_parameters()}
+    if unknown := sorted(set(names) - known):
         raise ModelError(f"The model has no parameters named {', '.join(unknown)}.")
     modules: dict[str, dict[str, str]] = {}
     for name in names:
-        _, prefix, attribute = owners[name]
+        prefix, _, attribute = name.rpartition(".")
         modules.setdefault(prefix, {})[attribute] = name
     taps: list[Tap] = []
     uncovered: list[str] = []
@@ -77,7 +88,32 @@ def claim(model: nn.Module, names: Sequence[str]) -> list[Tap]:
             "No exact per-record gradient is known for these trainable parameters: "
             f"{', '.join(sorted(uncovered))}. Leave them out of training, or use another model."
         )
-    claimed = [name for tap in taps for name in tap.parameters]
-    if sorted(claimed) != sorted(names):
-        raise ModelError("A trainable parameter is claimed twice or not at all; no gradient would be exact.")
+    _require_each_once(taps, names)
     return taps
+
+
+def claim_experts(layers: Sequence[SparseLayer], names: Collection[str]) -> list[Tap]:
+    """One tap for each layer whose experts hold a named parameter.
+
+    Raises:
+        ModelError: the layout of the experts is not covered, or a parameter is claimed by no layer.
+    """
+    taps: list[Tap] = []
+    for position, layer in enumerate(layers):
+        tap = ExpertsTap(layer.bank(), names, position)
+        if tap.parameters:
+            taps.append(tap)
+    _require_each_once(taps, names)
+    return taps
+
+
+def _require_each_once(taps: Sequence[Tap], names: Collection[str]) -> None:
+    claimed = [name for tap in taps for name in tap.parameters]
+    if sorted(claimed) == sorted(names):
+        return
+    wrong = sorted(set(names).symmetric_difference(claimed)) or sorted(
+        name for name in set(claimed) if claimed.count(name) > 1
+    )
+    raise ModelError(
+        f"These trainable parameters are not claimed exactly once: {', '.join(wrong)}. No gradient would be exact."
+    )

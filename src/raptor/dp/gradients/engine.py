@@ -8,20 +8,22 @@ no loss, no norm, no gradient of a record.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from raptor.dp.clipping import ClippedSum, ClippingRule, clip_and_sum
-from raptor.dp.gradients.coverage import claim
-from raptor.dp.gradients.experts import ExpertOutput, ExpertRows, claim_experts, expert_module
+from raptor.dp.gradients.coverage import claim, claim_experts
+from raptor.dp.gradients.kernels import Way
+from raptor.dp.gradients.losses import RecordLoss, classification_loss
+from raptor.dp.gradients.taps import Pass, Tap
+from raptor.dp.gradients.taps.base import accumulate
 from raptor.dp.records import Batch
-from raptor.moe.classifier import MoEClassifier
+from raptor.errors import ModelError
 from raptor.moe.families import sparse_layer, sparse_layers
-from raptor.moe.roles import Role, expert_parameters, parameter_roles
+from raptor.moe.roles import Role, parameter_roles
 
 
 class GradientEngine(Protocol):
@@ -34,16 +36,6 @@ class GradientEngine(Protocol):
         ...
 
 
-def record_losses(model: nn.Module, batch: Batch) -> Tensor:
-    """(records,) cross-entropy, each of one record alone: never a mean over the batch."""
-    logits: Tensor = model(batch.input_ids, batch.attention_mask)
-    return functional.cross_entropy(logits, batch.labels, reduction="none")
-
-
-def _zeros(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
-    return {name: torch.zeros_like(model.get_parameter(name)) for name in names}
-
-
 def freeze(model: nn.Module) -> None:
     """Make every parameter a constant for autograd, so that no pass can leave a gradient on one."""
     for parameter in model.parameters():
@@ -51,92 +43,127 @@ def freeze(model: nn.Module) -> None:
         parameter.grad = None
 
 
-class JointGradients:
+class _TappedGradients:
+    """One pass over a batch with taps open, and the clipped sum of what they kept."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Sequence[str],
+        taps: Sequence[Tap],
+        loss: RecordLoss,
+        way: Way,
+        autocast: torch.dtype | None,
+    ) -> None:
+        self.parameters = tuple(parameters)
+        self._model = model
+        self._taps = list(taps)
+        self._loss = loss
+        self._way = way
+        self._autocast = autocast
+
+    def _owners(self, batch: Batch) -> Tensor | None:
+        return None
+
+    def clipped_sum(self, batch: Batch, rule: ClippingRule) -> ClippedSum:
+        """Sum over the batch of clipped gradients, in float32 or better."""
+        records = len(batch)
+        if records == 0:
+            zeros = {
+                name: accumulate(torch.zeros_like(self._model.get_parameter(name)))
+                for name in self.parameters
+            }
+            return ClippedSum(zeros, rule.sensitivity)
+        current = Pass(records, batch.input_ids.shape[1], self._way, self._owners(batch))
+        device = batch.input_ids.device.type
+        with ExitStack() as stack:
+            stack.callback(current.grams.clear)
+            for tap in self._taps:
+                stack.callback(tap.close)
+                tap.open(current)
+            cast = torch.autocast(device, self._autocast) if self._autocast is not None else nullcontext()
+            with torch.enable_grad(), cast:
+                losses = self._loss(self._model, batch)
+                if losses.shape != (records,):
+                    raise ModelError(
+                        f"The loss has the shape {tuple(losses.shape)} for {records} records. It must give one "
+                        "number for each record, from that record alone."
+                    )
+            current.is_recomputing = True
+            losses.backward(torch.ones_like(losses))  # type: ignore[no-untyped-call]
+            for tap in self._taps:
+                tap.settle()
+            with torch.no_grad():
+                return clip_and_sum(self._taps, torch.isfinite(losses.detach()), rule)
+
+
+class JointGradients(_TappedGradients):
     """One vector per record over all named parameters: the shared role, and the monolithic baseline.
 
     Routed experts may be among the parameters; then every active expert of a record counts.
     """
 
-    def __init__(self, model: MoEClassifier, parameters: Sequence[str]) -> None:
-        """Raises ModelError when a parameter is not covered."""
-        self.parameters = tuple(parameters)
-        self._model = model
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Sequence[str],
+        *,
+        loss: RecordLoss = classification_loss,
+        way: Way = "auto",
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        """Raises ModelError when a parameter is not covered.
+
+        Args:
+            model: frozen from now on.
+            parameters: dotted names.
+            loss: one loss per record.
+            way: how norms of linear layers are computed.
+            autocast: type of the forward pass, such as bfloat16; norms and sums stay in float32.
+        """
         freeze(model)
         roles = parameter_roles(model)
-        routed = {name for name in parameters if roles[name].role is Role.EXPERT}
-        self._taps = claim(model, [name for name in parameters if name not in routed])
-        self._rows: list[ExpertRows] = []
-        for layer in sparse_layers(model):
-            rows = ExpertRows(layer)
-            taps = claim_experts(layer, rows, "", sorted(routed))
-            if taps:
-                self._rows.append(rows)
-                self._taps += taps
-
-    def clipped_sum(self, batch: Batch, rule: ClippingRule) -> ClippedSum:
-        records = len(batch)
-        if records == 0:
-            return ClippedSum(_zeros(self._model, self.parameters), rule.sensitivity)
-        with ExitStack() as stack:
-            for rows in self._rows:
-                stack.callback(rows.close)
-                rows.listen(records)
-            for tap in self._taps:
-                stack.callback(tap.close)
-                tap.open(records)
-            with torch.enable_grad():
-                record_losses(self._model, batch).sum().backward()  # type: ignore[no-untyped-call]
-            with torch.no_grad():
-                return clip_and_sum(self._taps, records, rule)
+        routed = {name for name in parameters if name in roles and roles[name].role is Role.EXPERT}
+        taps = claim(model, [name for name in parameters if name not in routed])
+        if routed:
+            taps += claim_experts(sparse_layers(model), routed)
+        super().__init__(model, parameters, taps, loss, way, autocast)
 
 
-class OwnerExpertGradients:
-    """One vector per record over its owner expert in one layer: the expert role.
+class OwnerExpertGradients(_TappedGradients):
+    """One vector per record over its owner expert in one layer, or its owners in several: the expert role.
 
     The sums of all experts come back together. A record adds to the block of its owner only, because active
-    experts that do not own it are constants for it; their inputs keep their gradient in other roles' passes
-    (RAPTOR, arXiv 2609.05770, section 3.3). A record with no token at its owner adds zero.
+    experts that do not own it are constants for it; their inputs keep their gradient (RAPTOR, arXiv 2609.05770,
+    section 3.3). A record with no token at its owner adds zero.
     """
 
-    def __init__(self, model: MoEClassifier, layer: int) -> None:
-        """Raises ModelError when the layer is not sparse or an expert parameter is not covered."""
-        self._model = model
-        self._layer = sparse_layer(model, layer)
-        self.parameters = expert_parameters(model, layer)
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: int | Sequence[int],
+        *,
+        parameters: Sequence[str] | None = None,
+        loss: RecordLoss = classification_loss,
+        way: Way = "auto",
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        """Raises ModelError when a layer is not sparse or an expert parameter is not covered.
+
+        Args:
+            model: frozen from now on.
+            layers: sparse layers; the columns of `Batch.owners` are in this order.
+            parameters: dotted names of the trained ones; all of the experts' by default.
+            loss, way, autocast: see `JointGradients`.
+        """
+        chosen = [layers] if isinstance(layers, int) else list(layers)
         freeze(model)
-        self._output = ExpertOutput(self._layer)
-        self._rows = ExpertRows(self._layer)
-        self._taps = claim_experts(self._layer, self._rows, "", self.parameters)
+        found = [sparse_layer(model, layer) for layer in chosen]
+        inside = [name for layer in found for name in layer.bank().parameters]
+        wanted = inside if parameters is None else list(parameters)
+        if strange := sorted(set(wanted) - set(inside)):
+            raise ModelError(f"No routed expert of layers {chosen} has the parameters {', '.join(strange)}.")
+        super().__init__(model, wanted, claim_experts(found, wanted), loss, way, autocast)
 
-    def clipped_sum(self, batch: Batch, rule: ClippingRule) -> ClippedSum:
-        records = len(batch)
-        if records == 0:
-            return ClippedSum(_zeros(self._model, self.parameters), rule.sensitivity)
-        with ExitStack() as stack:
-            stack.callback(self._rows.close)
-            stack.callback(self._output.close)
-            self._output.open()
-            with torch.enable_grad():
-                record_losses(self._model, batch).sum().backward()  # type: ignore[no-untyped-call]
-            for tap in self._taps:
-                stack.callback(tap.close)
-                tap.open(records)
-            self._backward_through_owners(batch.owners, records)
-            with torch.no_grad():
-                return clip_and_sum(self._taps, records, rule)
-
-    def _backward_through_owners(self, owners: Tensor, records: int) -> None:
-        kept = self._output
-        gradient = kept.leaf.grad
-        if gradient is None:
-            raise AssertionError("the loss does not depend on the experts' output")
-        tokens = kept.hidden.shape[0] // records
-        owner_of_row = owners.repeat_interleave(tokens)
-        for expert in range(self._layer.num_experts):
-            rows = (kept.dispatch[:, 0, expert].bool() & (owner_of_row == expert)).nonzero().squeeze(1)
-            self._rows.set(expert, rows // tokens)
-            if len(rows) == 0:
-                continue
-            with torch.enable_grad():
-                output: Tensor = expert_module(self._layer, expert)(kept.hidden[rows])
-            output.backward(gradient[rows] * kept.weights[rows])  # type: ignore[no-untyped-call]
+    def _owners(self, batch: Batch) -> Tensor | None:
+        return batch.owners[:, None] if batch.owners.ndim == 1 else batch.owners

@@ -1,68 +1,124 @@
-"""Squared norms of per-record gradients of linear and embedding layers, without building the gradients.
+"""Squared norms and weighted sums of per-record gradients, without building the gradients where that is dearer.
 
 The gradient of a linear layer's weight for one record is sum_t g_t a_t^T over its rows t. Its squared norm is
 sum_{t,s} (a_t . a_s)(g_t . g_s) ("ghost norm", Goodfellow, arXiv 1510.01799; Li et al., arXiv 2110.05679), which
-needs rows x rows numbers instead of the gradient's in x out.
+needs rows x rows numbers instead of the gradient's in x out. Everything here is taken in float32 or better.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-
-def _prefers_ghost(rows: int, inputs: int, outputs: int) -> bool:
-    """Cheaper way by memory traffic: two Gram matrices, or one gradient per record."""
-    return rows * (inputs + outputs) <= 2 * inputs * outputs
+Way = Literal["auto", "ghost", "direct"]
 
 
-def linear_squared_norms(activations: Tensor, gradients: Tensor) -> Tensor:
+def _is_ghost(way: Way, rows: int, inputs: int, outputs: int) -> bool:
+    """Whether two Gram matrices are taken, or one gradient per record; auto takes the lesser memory traffic."""
+    if way == "auto":
+        return rows * (inputs + outputs) <= 2 * inputs * outputs
+    return way == "ghost"
+
+
+def _upcast(value: Tensor) -> Tensor:
+    return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+
+
+class Grams:
+    """Inner products between the rows of each record, kept for layers that share their input (q, k and v)."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, torch.Size, int], tuple[Tensor, Tensor]] = {}
+
+    def of(self, activations: Tensor) -> Tensor:
+        """(records, rows, rows) from (records, rows, width); the same tensor is multiplied once."""
+        key = (activations.data_ptr(), activations.shape, activations._version)
+        if key not in self._kept:
+            values = _upcast(activations)
+            # The activations are kept with the result, so that no other tensor can take their address.
+            self._kept[key] = (activations, torch.bmm(values, values.transpose(1, 2)))
+        return self._kept[key][1]
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+
+def linear_squared_norms(
+    activations: Tensor, gradients: Tensor, way: Way = "auto", grams: Grams | None = None
+) -> Tensor:
     """Squared norm of each record's weight gradient.
 
     Args:
         activations: (records, rows, in), inputs of the layer.
         gradients: (records, rows, out), loss gradients of its outputs.
+        way: by Gram matrices, by gradients of single records, or whichever is cheaper.
+        grams: keeps Gram matrices of the activations.
 
     Returns:
-        (records,).
+        (records,), float32 or better.
     """
-    rows, inputs = activations.shape[1:]
-    if rows == 1:
-        return activations.square().sum(dim=(1, 2)) * gradients.square().sum(dim=(1, 2))
-    if _prefers_ghost(rows, inputs, gradients.shape[2]):
-        products = torch.bmm(activations, activations.transpose(1, 2))
-        return (products * torch.bmm(gradients, gradients.transpose(1, 2))).sum(dim=(1, 2))
-    return torch.bmm(gradients.transpose(1, 2), activations).square().sum(dim=(1, 2))
+    records, rows, inputs = activations.shape
+    gradients = _upcast(gradients)
+    if rows == 1 and way != "direct":
+        return _upcast(activations).square().sum(dim=(1, 2)) * gradients.square().sum(dim=(1, 2))
+    if _is_ghost(way, rows, inputs, gradients.shape[2]):
+        left = (grams or Grams()).of(activations).reshape(records, 1, -1)
+        right = torch.bmm(gradients, gradients.transpose(1, 2)).reshape(records, -1, 1)
+        return torch.bmm(left, right).view(records)
+    single = torch.bmm(gradients.transpose(1, 2), _upcast(activations)).reshape(records, 1, -1)
+    return torch.bmm(single, single.transpose(1, 2)).view(records)
 
 
-def segment_squared_norms(activations: Tensor, gradients: Tensor, record: Tensor, records: int) -> Tensor:
-    """As `linear_squared_norms`, for rows that belong to records in any number.
+def weighted_product(activations: Tensor, gradients: Tensor, factors: Tensor) -> Tensor:
+    """(out, in) sum over records of factor times weight gradient.
+
+    Args:
+        activations: (records, rows, in).
+        gradients: (records, rows, out).
+        factors: (records,).
+    """
+    factor = factors[:, None, None]
+    # The factors go to the narrower side, which is less to read and write.
+    if gradients.shape[2] <= activations.shape[2]:
+        gradients = gradients * factor
+    else:
+        activations = activations * factor
+    return gradients.flatten(0, 1).t() @ activations.flatten(0, 1)
+
+
+def segment_squared_norms(
+    activations: Tensor, gradients: Tensor, segment: Tensor, segments: int, way: Way = "auto"
+) -> Tensor:
+    """As `linear_squared_norms`, for rows that belong to segments in any number.
 
     Args:
         activations: (rows, in).
         gradients: (rows, out).
-        record: (rows,) int64, ascending: the record of each row.
-        records: number of records.
+        segment: (rows,) int64, ascending: the record, or pair of expert and record, of each row.
+        segments: number of segments.
+        way: see `linear_squared_norms`.
 
     Returns:
-        (records,); 0 for a record without a row.
+        (segments,); 0 for a segment without a row.
     """
-    lengths = torch.bincount(record, minlength=records)
+    lengths = torch.bincount(segment, minlength=segments)
     starts = torch.cumsum(lengths, dim=0) - lengths
-    result = activations.new_zeros(records)
-    longest = int(lengths.max()) if records else 0
+    result = activations.new_zeros(segments)
+    longest = int(lengths.max()) if segments else 0
     low, high = 0, 2
     # Buckets by powers of two: padding all segments to the longest one would multiply the work several times.
     while low < longest:
         chosen = ((lengths > low) & (lengths <= high)).nonzero().squeeze(1)
         if len(chosen):
             width = min(high, longest)
-            slot = torch.arange(width, device=record.device)
+            slot = torch.arange(width, device=segment.device)
             length = lengths[chosen][:, None]
             rows = starts[chosen][:, None] + torch.minimum(slot[None], length - 1)
             mask = (slot[None] < length)[..., None]
             picked = torch.where(mask, gradients[rows], gradients.new_zeros(()))
-            result[chosen] = linear_squared_norms(activations[rows], picked)
+            result[chosen] = linear_squared_norms(activations[rows], picked, way)
         low, high = high, 2 * high
     return result
 
@@ -84,3 +140,22 @@ def embedding_squared_norms(ids: Tensor, gradients: Tensor) -> Tensor:
     segment = is_new.cumsum(dim=1) - 1
     sums = torch.zeros_like(gradients).scatter_add_(1, segment[..., None].expand_as(rows), rows)
     return sums.square().sum(dim=(1, 2))
+
+
+def tied_inner_products(ids: Tensor, table: Tensor, inputs: Tensor, logits: Tensor) -> Tensor:
+    """Inner product of each record's two gradients of one matrix, as embedding table and as output head.
+
+    The head's gradient in row v is sum_s g_s[v] a_s, the table's is the sum of e_t over tokens t with id v.
+
+    Args:
+        ids: (records, tokens) int64.
+        table: (records, tokens, width), gradients e of the looked-up rows.
+        inputs: (records, positions, width), inputs a of the head.
+        logits: (records, positions, vocabulary), gradients g of its outputs.
+
+    Returns:
+        (records,).
+    """
+    similar = torch.bmm(inputs, table.transpose(1, 2))
+    picked = logits.gather(2, ids[:, None, :].expand(-1, logits.shape[1], -1))
+    return (similar * picked).sum(dim=(1, 2))

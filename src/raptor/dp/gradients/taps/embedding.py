@@ -1,0 +1,101 @@
+"""Embedding tables, alone and tied to an output head."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from raptor.dp.gradients import kernels
+from raptor.dp.gradients.taps.base import OneOutputTap, Pass, Tap, accumulate
+from raptor.dp.gradients.taps.linear import LinearTap
+from raptor.errors import ModelError
+
+
+class EmbeddingTap(OneOutputTap):
+    """`nn.Embedding` over (records, tokens) ids. The rows of padding get no gradient."""
+
+    def __init__(self, module: nn.Embedding, weight: str) -> None:
+        """Raises ModelError when gradients are scaled by frequency, which counts tokens over the batch."""
+        super().__init__(module, (weight,))
+        self._embedding = module
+        if module.scale_grad_by_freq or module.max_norm is not None or module.sparse:
+            raise ModelError(
+                f"{weight} uses max_norm, sparse gradients, or gradients scaled by the frequency of tokens in the "
+                "batch, which couples records. This architecture is not covered."
+            )
+
+    def _keep(self, gradient: Tensor) -> None:
+        padding = self._embedding.padding_idx
+        if padding is not None and self._input is not None:
+            gradient = gradient.masked_fill((self._input == padding)[..., None], 0.0)
+        super()._keep(gradient)
+
+    def rows(self) -> tuple[Tensor, Tensor] | None:
+        """(records, tokens) ids and (records, tokens, width) gradients, or None without a gradient."""
+        kept = self.kept()
+        if kept is None:
+            return None
+        ids, gradient = kept
+        if ids.ndim != 2 or ids.shape[0] != self._pass.records:
+            raise ModelError(
+                f"{self.parameters[0]} is not looked up by (records, tokens) ids. This architecture is not covered."
+            )
+        return ids, accumulate(gradient)
+
+    def squared_norms(self) -> Tensor:
+        rows = self.rows()
+        if rows is None:
+            return accumulate(self._embedding.weight.new_zeros(self._pass.records))
+        return kernels.embedding_squared_norms(*rows)
+
+    def weighted_sum(self, factors: Tensor) -> dict[str, Tensor]:
+        total = accumulate(torch.zeros_like(self._embedding.weight))
+        rows = self.rows()
+        if rows is not None:
+            ids, gradient = rows
+            total.index_add_(0, ids.flatten(), (gradient * factors[:, None, None]).flatten(0, 1))
+        return {self.parameters[0]: total}
+
+
+class TiedEmbeddingTap(Tap):
+    """One matrix that is both embedding table and output head.
+
+    Its gradient is the sum of both uses, so the squared norm has a cross term, twice their inner product; the
+    norm of the two parts side by side would be another number.
+    """
+
+    def __init__(self, embedding: nn.Embedding, head: nn.Linear, weight: str) -> None:
+        super().__init__((weight,))
+        self._table = EmbeddingTap(embedding, weight)
+        self._head = LinearTap(head, weight, None)
+
+    def open(self, current: Pass) -> None:
+        super().open(current)
+        self._table.open(current)
+        self._head.open(current)
+
+    def close(self) -> None:
+        self._table.close()
+        self._head.close()
+        super().close()
+
+    def _attach(self) -> None:
+        pass
+
+    def _forget(self) -> None:
+        pass
+
+    def squared_norms(self) -> Tensor:
+        total = self._table.squared_norms() + self._head.squared_norms()
+        table, head = self._table.rows(), self._head.rows()
+        if table is None or head is None:
+            return total
+        return total + 2 * kernels.tied_inner_products(*table, *(accumulate(value) for value in head))
+
+    def weighted_sum(self, factors: Tensor) -> dict[str, Tensor]:
+        name = self.parameters[0]
+        return {name: self._table.weighted_sum(factors)[name] + self._head.weighted_sum(factors)[name]}
+
+    def erase(self, records: Tensor) -> None:
+        self._table.erase(records)
+        self._head.erase(records)
