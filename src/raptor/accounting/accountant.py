@@ -53,6 +53,8 @@ def epsilon(
         value = renyi_epsilon(merged, delta, adjacency)
         note = f"looser bound by Renyi divergences: {error}"
         return EpsilonBound(value, delta, adjacency, "rdp", OWN, renyi=value, note=note)
+    if not figure.settled:
+        return _unsettled(figure, delta, adjacency)
     if figure.renyi < figure.epsilon * (1 - _AGREEMENT) - 1e-9:
         raise BudgetError(
             f"the accountants disagree: epsilon is at most {figure.renyi} by Renyi divergences but "
@@ -69,6 +71,25 @@ def epsilon(
         library,
         grid=figure.grid or None,
         refined=figure.moved,
+        renyi=figure.renyi,
+        note=note,
+    )
+
+
+def _unsettled(figure: Figure, delta: float, adjacency: Adjacency) -> EpsilonBound:
+    """The least bound that was found, where no grid gives a tight one."""
+    by_renyi = figure.epsilon >= figure.renyi
+    note = (
+        f"perhaps looser than need be: epsilon still moves by {figure.moved:.1e} of itself on the last grid"
+    )
+    return EpsilonBound(
+        figure.epsilon,
+        delta,
+        adjacency,
+        "rdp" if by_renyi else "pld",
+        OWN,
+        grid=None if by_renyi else figure.grid,
+        refined=None if by_renyi or not math.isfinite(figure.moved) else figure.moved,
         renyi=figure.renyi,
         note=note,
     )

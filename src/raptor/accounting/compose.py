@@ -5,6 +5,11 @@ delta looks at. Here the loss is weighted by exp(order * loss) first, with the o
 mean at epsilon; the weight is divided out after the transform. What could pull the figure below the truth
 is added to delta: loss cut off at the top, mass beyond the window, rounding. What wraps around into the
 window only adds.
+
+Guarantee: the figure of every grid is an upper bound, and so is the bound by Renyi divergences, so the least
+of them is one. A finer grid loses less to the grid and more to rounding; where rounding takes over before
+epsilon has settled, the figure is marked as not settled: sound, but perhaps not tight. A single step needs
+no grid and is answered by `one_step`.
 """
 
 from __future__ import annotations
@@ -14,19 +19,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
+from scipy.special import logsumexp
 
 from raptor.accounting.loss import Direction, Floats, StepLoss, directions, spread, step_loss
-from raptor.accounting.moments import reach, renyi_bound, saddle_order
+from raptor.accounting.moments import least_of, reach, renyi_bound, saddle_order
+from raptor.accounting.one_step import one_step_epsilon
 from raptor.accounting.types import Adjacency, Event
 from raptor.errors import BudgetError
+
+Spectrum = npt.NDArray[np.complex128]
 
 # Points of the loss of one step, of all steps together, and of the window of the composed loss.
 _STEP_POINTS = 1 << 22
 _ALL_POINTS = 1 << 26
 _WINDOW_POINTS = 1 << 24
-# Shares of delta that are given away: loss of a step rounded up to infinity, mass above the window.
+# Shares of delta that are given away: loss of a step rounded up to infinity, mass above the window, small
+# losses alone.
 _CUT = 1e-9
 _BEYOND = 1e-10
+_BULK = 1e-7
+# How much more of the tail is given away where rounding is the trouble: far losses weigh most.
+_ROUGH = 1e3
 # A grid h raises epsilon by about steps * (order + 1) * h^2 / 12; it is chosen so that this is _ERROR * epsilon.
 _ERROR = 1e-5
 _SETTLED = 1e-4
@@ -40,12 +54,21 @@ class UnsettledError(BudgetError):
 
 @dataclass(frozen=True)
 class Figure:
-    """An upper bound on epsilon, the grid it came from and how much the last halving of the grid moved it."""
+    """An upper bound on epsilon and what is known about it.
+
+    Attributes:
+        epsilon: the bound; where it has not settled, never above `renyi`.
+        grid: width of the last grid; for a single step, which needs none, the one to compare others on.
+        moved: relative change of epsilon in the last halving of the grid.
+        renyi: bound by Renyi divergences alone.
+        settled: whether `moved` is small enough to call the figure tight.
+    """
 
     epsilon: float
     grid: float
     moved: float
     renyi: float
+    settled: bool = True
 
 
 def merge(events: Sequence[Event]) -> tuple[Event, ...]:
@@ -76,10 +99,10 @@ def renyi_epsilon(events: Sequence[Event], delta: float, adjacency: Adjacency) -
 def compose(events: Sequence[Event], delta: float, adjacency: Adjacency) -> Figure:
     """Upper bound on epsilon at `delta` for all events together, worst direction.
 
-    The grid is halved until epsilon moves by less than 1e-4 of itself, or as far as memory allows.
+    The grid is halved until epsilon moves by less than 1e-4 of itself, or as far as memory and rounding allow.
 
     Raises:
-        UnsettledError: epsilon still moves by more than 0.1 % at the finest grid.
+        UnsettledError: not even the coarsest grid fits into memory.
         BudgetError: a noise multiplier is too small for any bound.
     """
     merged = merge(events)
@@ -111,27 +134,78 @@ def _worse(so_far: Figure, events: tuple[Event, ...], delta: float, direction: D
     steepest = max(300.0, -2 * math.log(delta))
     order = min(order, steepest / guess)
     finest = _finest_grid(events, direction, tail)
-    grid = max(finest, math.sqrt(48 * _ERROR * guess / (count * (order + 1))))
-    coarse = best = _solve(events, direction, delta, grid, tail, order, guess)
+    if count == 1:
+        exact = one_step_epsilon(events[0], direction, delta)
+        width = max(finest, _grid(exact, count, order)) if exact > 0 else 0.0
+        return _larger(Figure(exact, width, 0.0, so_far.renyi), so_far)
+    problem = _Problem(events, direction, delta, tail, steepest, finest)
+    best, grid, moved = _refine(problem, guess, order, so_far.epsilon)
+    if moved > _REFINED_ENOUGH and so_far.epsilon < best < math.inf:
+        rough = replace(problem, tail=tail * _ROUGH)
+        rare, rare_grid, rare_moved = _refine(rough, best, order, so_far.epsilon, bulk=True)
+        if rare <= best:
+            best, grid, moved = rare, rare_grid, rare_moved
+    settled = best == 0 or moved <= _REFINED_ENOUGH
+    # A settled figure above the Renyi bound would be a defect, which the accountant is to see.
+    value = best if settled else min(best, renyi)
+    return _larger(Figure(value, grid, moved, so_far.renyi, settled), so_far)
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What is to be accounted: events in one direction at one delta, and the limits of the search."""
+
+    events: tuple[Event, ...]
+    direction: Direction
+    delta: float
+    tail: float
+    steepest: float
+    finest: float
+
+    @property
+    def count(self) -> int:
+        return sum(event.steps for event in self.events)
+
+
+def _refine(
+    problem: _Problem, guess: float, order: float, enough: float, bulk: bool = False
+) -> tuple[float, float, float]:
+    """Least figure over finer and finer grids, the last grid, and how much the last halving moved it.
+
+    Args:
+        enough: stop once the figure is at most this.
+        bulk: keep the steps' small losses out of the transform, see `_solve`.
+    """
+    grid = max(problem.finest, 2 * _grid(guess, problem.count, order))
+    coarse = best = _solve(problem, grid, order, guess, bulk)
     while True:
-        if best <= so_far.epsilon:
-            return so_far
-        order = min(saddle_order(events, direction, coarse, order, tail), steepest / coarse)
-        grid = max(grid / 2, finest)
-        fine = _solve(events, direction, delta, grid, tail, order, coarse)
+        if best <= enough:
+            return best, grid, 0.0
+        order = min(
+            saddle_order(problem.events, problem.direction, coarse, order, problem.tail),
+            problem.steepest / coarse,
+        )
+        grid = max(grid / 2, problem.finest)
+        try:
+            fine = _solve(problem, grid, order, coarse, bulk)
+        except UnsettledError:
+            return best, grid, math.inf
         moved = abs(coarse - fine) / max(fine, 1e-300)
         best = min(best, fine)
-        if fine == 0 or moved < _SETTLED or grid == finest:
-            break
+        # Once a finer grid raises the figure, rounding outweighs what the grid costs.
+        if fine == 0 or moved < _SETTLED or grid == problem.finest or fine > coarse:
+            return best, grid, moved
         coarse = fine
-        grid = min(grid, 2 * math.sqrt(12 * _ERROR * fine / (count * (order + 1))))
-    if fine > 0 and moved > _REFINED_ENOUGH:
-        raise UnsettledError(
-            f"epsilon still moves by {moved:.1e} of itself at the finest grid ({grid:.1e}): "
-            "the events differ too much to be accounted together"
-        )
-    figure = Figure(best, grid, moved, so_far.renyi)
-    return figure if figure.epsilon > so_far.epsilon else so_far
+        grid = min(grid, 2 * _grid(fine, problem.count, order))
+
+
+def _larger(figure: Figure, other: Figure) -> Figure:
+    return figure if figure.epsilon > other.epsilon else other
+
+
+def _grid(epsilon: float, count: int, order: float) -> float:
+    """Width that raises an epsilon of `count` steps by about _ERROR of itself."""
+    return math.sqrt(12 * _ERROR * epsilon / (count * (order + 1)))
 
 
 def _finest_grid(events: Sequence[Event], direction: Direction, tail: float) -> float:
@@ -155,18 +229,20 @@ def _ceiling(
     return float(least), float(most)
 
 
-def _solve(
-    events: Sequence[Event],
-    direction: Direction,
-    delta: float,
-    grid: float,
-    tail: float,
-    order: float,
-    about: float,
-) -> float:
-    """Least epsilon >= 0 whose delta on this grid is at most `delta`."""
+def _solve(problem: _Problem, grid: float, order: float, about: float, bulk: bool) -> float:
+    """Least epsilon >= 0 whose delta on this grid is at most `delta`.
+
+    Where a rare step decides epsilon, nearly all of the weighted mass lies near loss 0 and its rounding
+    hides the rest. With `bulk` each step is split into losses small enough that all steps together do not
+    pass epsilon by them alone (but for a part of delta, by Chernoff) and the others; only what has at least
+    one of the others is transformed, and its rounding is relative to their mass.
+    """
+    events, direction, delta, tail = problem.events, problem.direction, problem.delta, problem.tail
     steps = [step_loss(event, direction, grid, tail) for event in events]
     counts = np.array([float(event.steps) for event in events])
+    least, cut, log_bulk = _bulk(steps, counts, grid, about, delta) if bulk else (0.0, None, -math.inf)
+    if cut is not None:
+        order = min(_rare_order(steps, counts, grid, cut, about, order), problem.steepest / about)
     # Mass above the window is bounded and counted as lost. What wraps around only raises the figure; the
     # window holds nearly all of the weighted mass so that this does not show.
     high, far = reach(events, direction, order, 1, tail)
@@ -181,22 +257,102 @@ def _solve(
         raise UnsettledError(f"a grid fine enough ({grid:.1e}) would need {points} points")
     size = _fast_length(points)
     first = math.floor(bottom / grid)
-    spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
-    log_scale, shift, infinite = 0.0, 0, 0.0
+    # `spectrum` of the sums that count, `small` of those of small losses alone, which are left out.
+    spectrum = np.full(size // 2 + 1, 1.0 if cut is None else 0.0, dtype=np.complex128)
+    small = np.ones(size // 2 + 1, dtype=np.complex128) if cut is not None else spectrum
+    log_scale, shift, infinite, norms = 0.0, 0, 0.0, 0.0
     for event, step in zip(events, steps, strict=True):
         weighted, log_weight = _weighted(step, order, grid)
-        spectrum *= np.fft.rfft(_fold(weighted, size), size) ** event.steps
+        if cut is None:
+            norms += event.steps * float(np.linalg.norm(weighted))
+            factor = np.fft.rfft(_fold(weighted, size), size)
+            spectrum *= factor if event.steps == 1 else factor**event.steps
+        else:
+            split = min(max(cut - step.first + 1, 0), weighted.size)
+            rare = np.concatenate([np.zeros(split), weighted[split:]])
+            norms += event.steps * float(np.linalg.norm(rare)) * (1 + float(counts.sum()))
+            with_rare, of_small, all_of_it = _at_least_one(
+                np.fft.rfft(_fold(rare, size), size),
+                np.fft.rfft(_fold(weighted[:split], size), size),
+                event.steps,
+            )
+            spectrum = spectrum * all_of_it + small * with_rare
+            small = small * of_small
         log_scale += event.steps * log_weight
         shift += event.steps * step.first
         infinite += event.steps * math.log1p(-step.infinite)
     density = np.roll(np.fft.irfft(spectrum, size), shift - first)
     loss: Floats = grid * np.arange(first, first + size, dtype=np.float64)
-    # Rounding: each transform is off by a few units of roundoff times log2(size); powers multiply that.
-    rounding = (
-        8 * _UNIT_ROUNDOFF * math.log2(size) * (1 + float(counts.sum())) * float(np.abs(spectrum).mean())
-    )
-    lost = math.exp(log_beyond) - math.expm1(infinite)
-    return _epsilon(np.maximum(density, 0) + rounding, loss, order, log_scale, delta - lost, about)
+    # A transform is off by a few units of roundoff times log2(size) in L2 norm ("Accuracy and Stability of
+    # Numerical Algorithms", theorem 24.2). No factor of the product is above 1, so an error in one of them
+    # is not enlarged by the others; powers and products add a unit each. With a bulk every term has a
+    # factor of the rare losses, whose norm all errors are relative to, once for each step and factor.
+    rounding = 8 * _UNIT_ROUNDOFF * math.log2(size)
+    rounding *= norms + (1 + float(counts.sum())) * float(np.linalg.norm(density))
+    lost = math.exp(log_beyond) + math.exp(log_bulk) - math.expm1(infinite)
+    return _epsilon(np.maximum(density, 0), loss, order, log_scale, delta - lost, about, rounding, least)
+
+
+def _bulk(
+    steps: Sequence[StepLoss], counts: Floats, grid: float, about: float, delta: float
+) -> tuple[float, int | None, float]:
+    """Epsilon from which on small losses do not count, the last grid point that is small, what they may add.
+
+    Returns:
+        The least epsilon that may be answered, the index on the grid (None where no split helps), and the
+        log of a bound on the mass of small losses alone that pass this epsilon.
+    """
+    least = 0.8 * about
+    log_allowed = math.log(delta * _BULK)
+    part = 1.0
+    while part < 256:
+        cut = math.floor(least / (part * grid))
+        part *= 1.4
+        if cut < 1:
+            break
+        if float(counts.sum()) * cut * grid <= least:
+            return least, cut, -math.inf
+        kept = [(step.mass[: max(cut - step.first + 1, 0)], step.first) for step in steps]
+        for times in (5.0, 10.0, 20.0, 40.0, 80.0):
+            slope = times / (cut * grid)
+            total = -slope * least
+            for (mass, start), count in zip(kept, counts, strict=True):
+                growth = np.exp(np.maximum(slope * grid * (start + np.arange(mass.size)), -700.0))
+                total += float(count) * math.log(max(float(np.dot(mass, growth)), 1e-300))
+            if total <= log_allowed:
+                return least, cut, total
+    return 0.0, None, -math.inf
+
+
+def _rare_order(
+    steps: Sequence[StepLoss], counts: Floats, grid: float, cut: int, about: float, start: float
+) -> float:
+    """Order that shows the losses near `about` best among sums with one loss above the cut: a guide, no bound."""
+    losses, masses = [], []
+    for step, count in zip(steps, counts, strict=True):
+        index = np.arange(step.first, step.first + step.mass.size)
+        chosen = (index > cut) & (step.mass > 0)
+        losses.append(grid * index[chosen])
+        masses.append(np.log(step.mass[chosen]) + math.log(count))
+    loss, log_mass = np.concatenate(losses), np.concatenate(masses)
+    if loss.size == 0:
+        return start
+    order, _ = least_of(lambda order: float(logsumexp(log_mass + order * (loss - about))), start)
+    return order
+
+
+def _at_least_one(rare: Spectrum, small: Spectrum, steps: int) -> tuple[Spectrum, Spectrum, Spectrum]:
+    """(rare + small)^steps - small^steps without subtraction, small^steps and (rare + small)^steps."""
+    both = rare + small
+    # `series` is the sum of both^j small^(n - 1 - j), which times `rare` is both^n - small^n.
+    series, of_small, of_both = np.ones_like(both), small, both
+    for bit in bin(steps)[3:]:
+        series = series * (of_both + of_small)
+        of_small, of_both = of_small * of_small, of_both * of_both
+        if bit == "1":
+            series = series * both + of_small
+            of_small, of_both = of_small * small, of_both * both
+    return rare * series, of_small, of_both
 
 
 def _weighted(step: StepLoss, order: float, grid: float) -> tuple[Floats, float]:
@@ -219,28 +375,46 @@ def _fold(values: Floats, size: int) -> Floats:
 
 
 def _epsilon(
-    density: Floats, loss: Floats, order: float, log_scale: float, delta: float, about: float
+    density: Floats,
+    loss: Floats,
+    order: float,
+    log_scale: float,
+    delta: float,
+    about: float,
+    rounding: float,
+    least: float,
 ) -> float:
-    """Solve sum over loss > epsilon of (1 - exp(epsilon - loss)) * exp(log_scale - order * loss) * density = delta."""
+    """Solve sum over loss > epsilon of (1 - exp(epsilon - loss)) * exp(log_scale - order * loss) * density = delta.
+
+    Args:
+        rounding: L2 norm of what rounding may have taken from `density`; added at its worst, by
+            Cauchy-Schwarz, so that the solution is not below the true one.
+        least: no epsilon below this is answered.
+    """
     if delta <= 0:
         return math.inf
     # Far below `about` the weights overflow; when the answer lies there, `least` is returned, a bound too.
-    least = max(0.0, about - 300.0 / (1 + order))
+    least = max(least, about - 300.0 / (1 + order))
     start = int(np.searchsorted(loss, least, side="right"))
     if start == loss.size:
-        return max(0.0, float(loss[-1]))
+        return max(least, float(loss[-1]))
     loss, density = loss[start:], density[start:]
     apart = loss - about
     scaled = math.exp(min(math.log(delta) - log_scale + order * about, 700.0))
-    upper = np.cumsum((density * np.exp(-order * apart))[::-1])[::-1]
-    lower = np.cumsum((density * np.exp(-(order + 1) * apart))[::-1])[::-1]
+    weight = np.exp(-order * apart)
+    upper = np.cumsum((density * weight)[::-1])[::-1]
+    lower = np.cumsum((density * weight * np.exp(-apart))[::-1])[::-1]
+    unsure = rounding * np.sqrt(np.cumsum((weight * weight)[::-1]))[::-1]
     # Between two points delta is upper - exp(epsilon) * lower over the points above; `before` is the lower one.
     before = np.concatenate([[least], loss[:-1]]) - about
-    enough = upper - np.exp(np.minimum(before, 600.0)) * lower <= scaled
+    enough = upper + unsure - np.exp(np.minimum(before, 600.0)) * lower <= scaled
     first = int(np.argmax(enough)) if enough.any() else density.size
     if first == 0:
         return least
-    return max(0.0, about + math.log((upper[first - 1] - scaled) / lower[first - 1]))
+    # Epsilon is below the first point at which it is enough; that point itself is a bound as well.
+    over, under = float(upper[first - 1] + unsure[first - 1] - scaled), float(lower[first - 1])
+    solved = about + math.log(over / under) if over > 0 and under > 0 else math.inf
+    return max(least, min(solved, float(loss[first - 1])))
 
 
 def _fast_length(least: int) -> int:

@@ -26,7 +26,7 @@ def renyi_bound(
         alpha = order + 1
         return moment / order + math.log1p(-1 / alpha) - (math.log(delta) + math.log(alpha)) / order
 
-    order, value = _minimise(bound, start=_scale(events))
+    order, value = least_of(bound, start=_scale(events))
     return max(0.0, value), order
 
 
@@ -34,7 +34,7 @@ def saddle_order(
     events: Sequence[Event], direction: Direction, epsilon: float, start: float, tail: float
 ) -> float:
     """Order whose weighted mean loss is `epsilon`."""
-    order, _ = _minimise(
+    order, _ = least_of(
         lambda order: log_moment(events, direction, order, tail) - order * epsilon, start=start
     )
     return order
@@ -49,7 +49,7 @@ def reach(
     def bound(extra: float) -> float:
         return (log_moment(events, direction, order + side * extra, tail) - here + _REACH) / extra
 
-    extra, value = _minimise(bound, start=order / 4 + _scale(events) / 8, tolerance=0.2, doublings=4)
+    extra, value = least_of(bound, start=order / 4 + _scale(events) / 8, tolerance=0.2, doublings=4)
     return side * value, order + side * extra
 
 
@@ -58,7 +58,7 @@ def _scale(events: Sequence[Event]) -> float:
     return max(1.0, min(event.noise_multiplier for event in events))
 
 
-def _minimise(
+def least_of(
     function: Callable[[float], float], start: float, tolerance: float = 0.03, doublings: int = 40
 ) -> tuple[float, float]:
     """Where a function of one valley is least over positive arguments, and the least value."""
