@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from transformers import SwitchTransformersConfig
 from transformers.models.switch_transformers.modeling_switch_transformers import (
@@ -81,3 +83,9 @@ def tiny_batch(
         mask = (torch.arange(tokens)[None] < lengths[:, None]).long()
         ids = torch.where(mask.bool(), ids, torch.full_like(ids, PAD))
     return ids, mask, torch.randint(0, labels, (records,), generator=generator)
+
+
+def expert_of(name: str) -> int | None:
+    """Which expert of a tiny encoder a parameter belongs to, if any."""
+    found = re.search(r"\.expert_(\d+)\.", name)
+    return int(found[1]) if found else None

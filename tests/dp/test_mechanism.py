@@ -19,9 +19,9 @@ from raptor.dp.streams import RandomSource
 from raptor.dp.training import Trainer
 from raptor.errors import BudgetError
 from raptor.moe.ownership import assign_owners
-from raptor.moe.roles import Role, expert_parameters, parameter_roles, shared_parameters
+from raptor.moe.roles import Role, expert_parameters, shared_parameters
 from raptor.moe.routing import record_votes
-from tests.tiny import tiny_batch, tiny_classifier
+from tests.tiny import expert_of, tiny_batch, tiny_classifier
 
 LAYER = 1
 RECORDS = 12
@@ -100,7 +100,6 @@ def test_one_record_moves_one_block_by_at_most_the_clipping_norm(stream, left_ou
         released(everyone, plan, stream, settings())[0], released(others, plan, stream, settings())[0]
     )
     limit = NORM / plan.stream(stream).denominator
-    roles = parameter_roles(model)
     expected = {
         SHARED: set(shared_parameters(model)),
         EXPERT: set(expert_parameters(model, LAYER)),
@@ -110,7 +109,7 @@ def test_one_record_moves_one_block_by_at_most_the_clipping_norm(stream, left_ou
     assert norm(moved) <= limit * (1 + 1e-9)
     if stream == EXPERT:
         owner = int(everyone.owners[left_out])
-        touched = {roles[name].expert for name, value in moved.items() if value.abs().max() > 1e-15}
+        touched = {expert_of(name) for name, value in moved.items() if value.abs().max() > 1e-15}
         assert touched == {owner}
         assert all(roles[name].role is Role.EXPERT and roles[name].layer == LAYER for name in moved)
     # The gradients here are far above the clipping norm, so the record uses all of its share.
@@ -126,8 +125,7 @@ def test_an_expert_without_records_gets_exactly_its_noise() -> None:
     nobody = make_records(model, [])
     full, _ = released(rest, plan, EXPERT, settings())
     noise, _ = released(nobody, plan, EXPERT, settings())
-    roles = parameter_roles(model)
-    blocks = {name for name in full if roles[name].expert == empty}
+    blocks = {name for name in full if expert_of(name) == empty}
     assert blocks
     assert all(torch.equal(full[name], noise[name]) for name in blocks)
     assert all(noise[name].abs().min() > 0 for name in noise)
