@@ -109,6 +109,7 @@ def test_one_record_moves_one_block_by_at_most_the_clipping_norm(stream, left_ou
     assert norm(moved) <= limit * (1 + 1e-9)
     if stream == EXPERT:
         owner = int(everyone.owners[left_out])
+        roles = parameter_roles(model)
         touched = {expert_of(name) for name, value in moved.items() if value.abs().max() > 1e-15}
         assert touched == {owner}
         assert all(roles[name].role is Role.EXPERT and roles[name].layer == LAYER for name in moved)
