@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
         (["--nodes", "nope", "--params", OFF], "Pipeline does not contain nodes named ['nope']."),
         (
             ["--nodes", "profile", "--params", OFF],
-            "corpus.json is not there yet. Run the stage that makes it",
+            "corpus.json (corpus) is not there yet. Run `kedro run --pipelines selection`, which makes it",
         ),
         (["--pipelines", "refused", "--params", OFF], "rows.csv, line 3: the label is empty."),
         (["--pipelines", "badtype", "--params", OFF], "profile.json cannot be written as JSON"),
@@ -59,6 +60,32 @@ def test_raptor_run_is_kedro_run(lab: Lab) -> None:
     done = lab.raptor("run", "--params", f"{OFF},training.stesp=3")
     assert done.returncode == 1
     assert "did you mean training.steps?" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_console_shows_nodes_and_the_log_file_the_rest(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    done = lab.kedro("run", "--params", OFF)
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == [
+        *(f"Running node: {name}" for name in re.findall(r"Running node: (\w+)", done.stdout)),
+        "Done. The log is raptor.log.",
+    ]
+    assert done.stdout.count("Running node: train\n") == 1
+    assert "Completed node: train" in (lab.root / "raptor.log").read_text()
+
+
+@pytest.mark.slow
+def test_an_input_that_went_missing_names_its_stage(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    assert lab.kedro("run", "--pipelines", "selection", "--params", OFF).returncode == 0
+    (lab.root / "data/corpus.json").unlink()
+    for arguments in (["--nodes", "profile"], ["--nodes", "profile", "--only-missing-outputs"]):
+        (lab.root / "data/profile.json").unlink(missing_ok=True)
+        done = lab.kedro("run", *arguments, "--params", OFF)
+        assert done.returncode == 1
+        assert "Run `kedro run --pipelines selection`, which makes it" in " ".join(done.stderr.split())
+        assert "Traceback" not in done.stdout + done.stderr
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 import rich
 from rich.console import Console
 
-from raptor.progress import track
+from raptor.progress import on_stderr, say, track, working
 
 
 @pytest.fixture
@@ -37,6 +37,35 @@ def test_quiet_off_a_terminal(monkeypatch: pytest.MonkeyPatch, screen: io.String
     assert screen.getvalue() == ""
 
 
+def test_long_work_says_off_a_terminal_that_it_starts_and_ends_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, screen: io.StringIO
+) -> None:
+    use(monkeypatch, screen, terminal=False)
+    list(track(3, "Training [privately]", long=True))
+    with working("Reading"):
+        pass
+    assert screen.getvalue() == (
+        "Training [privately]: started\nTraining [privately]: done\nReading: started\nReading: done\n"
+    )
+
+
+def test_work_that_fails_is_not_called_done(monkeypatch: pytest.MonkeyPatch, screen: io.StringIO) -> None:
+    use(monkeypatch, screen, terminal=False)
+    with pytest.raises(ValueError, match="stop"), working("Reading"):
+        raise ValueError("stop")
+    assert screen.getvalue() == "Reading: started\n"
+
+
+def test_a_command_may_keep_its_standard_output_clean(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rich, "_console", Console(width=100))
+    with on_stderr():
+        say("aside")
+    say("result")
+    assert capsys.readouterr() == ("result\n", "aside\n")
+
+
 def test_bar_shows_what_and_how_far_and_no_speed(
     monkeypatch: pytest.MonkeyPatch, screen: io.StringIO
 ) -> None:
@@ -46,3 +75,5 @@ def test_bar_shows_what_and_how_far_and_no_speed(
     assert "train" in shown
     assert "3/3" in shown
     assert "it/s" not in shown
+    # How long private steps take depends on their samples.
+    assert "0:00" not in shown

@@ -46,15 +46,17 @@ def inspect(
 
     What is shown is as private as the records. It goes to the terminal and nowhere else.
     """
+    from raptor.progress import on_stderr
     from raptor.text.columns import Columns
     from raptor.text.lengths import remark_cut
     from raptor.text.problems import RecordError
     from raptor.text.records import Rules, read_records
 
     try:
-        records = read_records(
-            source, Columns(text, label, split, user), Rules(encoding=encoding, max_classes=max_classes)
-        )
+        with on_stderr():
+            records = read_records(
+                source, Columns(text, label, split, user), Rules(encoding=encoding, max_classes=max_classes)
+            )
     except RecordError as error:
         raise click.ClickException(error.terminal) from None
     tokenizer = model / "tokenizer.json" if model is not None else TOKENIZER

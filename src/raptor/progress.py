@@ -1,26 +1,32 @@
-"""Progress bars for long nodes: on a terminal only, and without anything measured on the data."""
+"""What a person sees of long work: bars on a terminal, plain lines elsewhere, and nothing measured on the data.
+
+Durations are not shown: how long a private step takes depends on the size of its private sample.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager
 from typing import TypeVar, overload
 
 import rich
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 Item = TypeVar("Item")
 
 
 @overload
-def track(items: int, description: str, total: int | None = None) -> Iterator[int]: ...
+def track(items: int, description: str, total: int | None = None, long: bool = False) -> Iterator[int]: ...
 
 
 @overload
-def track(items: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]: ...
+def track(
+    items: Iterable[Item], description: str, total: int | None = None, long: bool = False
+) -> Iterator[Item]: ...
 
 
 def track(
-    items: Iterable[Item] | int, description: str, total: int | None = None
+    items: Iterable[Item] | int, description: str, total: int | None = None, long: bool = False
 ) -> Iterator[Item] | Iterator[int]:
     """Go through ``items`` with a bar on the console that Kedro's log uses, so that the two do not tear.
 
@@ -30,20 +36,54 @@ def track(
         items: what to go through; a number ``n`` stands for ``range(n)``.
         description: a few words before the bar.
         total: number of items, when ``items`` cannot tell.
+        long: off a terminal, say when it starts and when it has ended; without it nothing is said there.
     """
     if isinstance(items, int):
-        return _track(range(items), description, items)
+        return _track(range(items), description, items, long)
     if total is None and isinstance(items, Sized):
         total = len(items)
-    return _track(items, description, total)
+    return _track(items, description, total, long)
 
 
-def _track(items: Iterable[Item], description: str, total: int | None) -> Iterator[Item]:
+def say(text: str) -> None:
+    """One plain line on the console."""
+    rich.get_console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def working(description: str) -> Iterator[None]:
+    """Show that something long is going on whose progress cannot be told."""
+    console = rich.get_console()
+    if console.is_terminal:
+        with console.status(f"{description} ..."):
+            yield
+        return
+    say(f"{description}: started")
+    yield
+    say(f"{description}: done")
+
+
+@contextmanager
+def on_stderr() -> Iterator[None]:
+    """Keep the console off standard output while a command prints its result there."""
+    console = rich.get_console()
+    before, console.stderr = console.stderr, True
+    try:
+        yield
+    finally:
+        console.stderr = before
+
+
+def _track(items: Iterable[Item], description: str, total: int | None, long: bool) -> Iterator[Item]:
     console = rich.get_console()
     if not console.is_terminal:
+        if long:
+            say(f"{description}: started")
         yield from items
+        if long:
+            say(f"{description}: done")
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(description, total=total)
         for item in items:

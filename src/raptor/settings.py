@@ -19,14 +19,20 @@ warnings.filterwarnings("ignore", message=r"(?s).*register_new_resolver.*")
 # The cards on mechanism nodes use Kedro's node previews, which it calls experimental.
 warnings.filterwarnings("ignore", message=r"(?s).*preview_fn.*experimental.*")
 
-from raptor.hooks import FlowHook, TrackingHook, hide_error_text  # noqa: E402
+from raptor.hooks import (  # noqa: E402
+    ConsoleHook,
+    FlowHook,
+    PreflightHook,
+    TrackingHook,
+    hide_error_text,
+)
 from raptor.parameters import RaptorContext  # noqa: E402
 
 hide_error_text()
 
 CONTEXT_CLASS = RaptorContext
 
-HOOKS = (FlowHook(), TrackingHook())
+HOOKS = (FlowHook(), PreflightHook(), TrackingHook(), ConsoleHook())
 
 # kedro-viz would write row counts of private tables to .viz on each run; `kedro viz` works without its hook.
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro-viz", "kedro-telemetry")

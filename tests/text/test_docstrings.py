@@ -159,7 +159,7 @@ def test_limited_public_sample_of_the_installed_packages_without_torch() -> None
         "print(json.dumps([rows, 'torch' in sys.modules]))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    rows, torch_loaded = json.loads(done.stdout)
+    rows, torch_loaded = json.loads(done.stdout.splitlines()[-1])
     assert not torch_loaded
     assert len({r["text"] for r in rows}) == 64
     assert len({r["library"] for r in rows}) > 3

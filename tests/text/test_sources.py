@@ -14,6 +14,7 @@ from raptor.text import hub, records, sources
 from raptor.text.columns import Columns
 from raptor.text.problems import RecordError
 from raptor.text.records import Rules, read_records
+from raptor.text.sources import check_source
 from tests.text.reading import put, read, texts, warned
 
 CSV = "text,label\na,1\nb,0\n"
@@ -186,3 +187,46 @@ def test_an_unknown_encoding_is_named(tmp_path: Path) -> None:
     for name in ("utf-99", "base64"):
         with pytest.raises(ParameterError, match=f"ingestion.encoding is '{name}'"):
             read_records(str(put(tmp_path, "a.csv", CSV)), Columns("text", "label"), Rules(encoding=name))
+
+
+EARLY = {
+    "csv": ("a.csv", "body,label\nx,1\n"),
+    "another separator": ("a.csv", "body;label\nx;1\n"),
+    "tsv": ("a.tsv", 'body\tlabel\n"x\t1\n'),
+    "json lines": ("a.jsonl", '{"body": "x", "label": 1}\nnot read\n'),
+    "json": ("a.json", '[{"body": "x", "label": 1}, not read'),
+}
+
+
+@pytest.mark.parametrize("case", EARLY)
+def test_columns_are_checked_before_records_are_read(tmp_path: Path, case: str) -> None:
+    source = str(put(tmp_path, *EARLY[case]))
+    check_source(source, Columns("body", "label"), "utf-8")
+    with pytest.raises(RecordError, match=r"there is no column 'bodi'\. The closest is 'body'"):
+        check_source(source, Columns("bodi", "label"), "utf-8")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "saved"])
+def test_columns_of_tables_are_checked_by_the_schema(tmp_path: Path, kind: str) -> None:
+    import datasets
+
+    table = pa.table({"body": ["x"], "label": [1.5], "many": [[1]]})
+    if kind == "saved":
+        datasets.Dataset(table).save_to_disk(str(tmp_path / kind))
+    else:
+        write = {"parquet": pq.write_table, "arrow": feather.write_feather}[kind]
+        write(table, str(tmp_path / kind))
+    check_source(str(tmp_path / kind), Columns("body", "label"), "utf-8")
+    with pytest.raises(RecordError, match="there is no column 'labell'"):
+        check_source(str(tmp_path / kind), Columns("body", "labell"), "utf-8")
+    with pytest.raises(RecordError, match="column 'many': the column holds"):
+        check_source(str(tmp_path / kind), Columns("many", "label"), "utf-8")
+
+
+def test_what_is_not_there_is_refused_early_and_a_hub_name_is_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="no such file"):
+        check_source(str(tmp_path / "a.csv"), Columns("text", "label"), "utf-8")
+    check_source("owner/name", Columns("text", "label"), "utf-8")
+    check_source("embedded", Columns("text", "label"), "utf-8")
+    with pytest.raises(RecordError, match="there is no column 'txt'"):
+        check_source("embedded", Columns("txt", "label"), "utf-8")

@@ -52,6 +52,32 @@ def test_a_bad_parameter_is_refused_before_anything_runs(project, parameters) ->
     assert not (project.root / "mlflow.db").exists()
 
 
+WRONG_COLUMNS = {
+    "ingestion.text=bodi": "there is no column 'bodi'. The closest is 'body'",
+    "ingestion.text=body,ingestion.label=queu": "there is no column 'queu'. The closest is 'queue'",
+    "ingestion.text=body,ingestion.split=fold": "there is no column 'fold'",
+    "ingestion.text=body,ingestion.label=body": "both name the column 'body'",
+    "ingestion.source=notes.csw": "notes.csw",
+}
+
+
+@pytest.mark.parametrize("parameters", WRONG_COLUMNS)
+def test_a_wrong_column_is_refused_before_anything_runs(project, parameters) -> None:
+    (project.root / "notes.csv").write_text("body,queue\na zorblatt,1\nanother,0\n")
+    done = project.kedro(
+        "run", "--params", f"ingestion.source=notes.csv,ingestion.label=queue,{parameters}", check=False
+    )
+    shown = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode == 1, shown
+    assert WRONG_COLUMNS[parameters] in shown
+    assert "Traceback" not in shown
+    assert "Running node" not in shown
+    assert not (project.root / "data").exists()
+    assert not (project.root / "mlflow.db").exists()
+    log = project.root / "raptor.log"
+    assert not log.exists() or "zorblatt" not in log.read_text()
+
+
 def test_a_base_model_without_a_sparse_layer_is_refused(project, tmp_path) -> None:
     from transformers import T5Config, T5EncoderModel
 

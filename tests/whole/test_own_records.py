@@ -53,7 +53,7 @@ def test_the_evaluation_is_noised_and_charged(project) -> None:
     certificate = project.json("08_reporting/privacy_certificate.json")
     charged = {stream["name"]: stream for stream in certificate["streams"]}
     assert charged["evaluation"]["steps_charged"] == 4
-    assert certificate["epsilon"] <= 4.0
+    assert certificate["epsilon"] <= project.json("05_model_input/privacy_plan.json")["epsilon_target"]
     assert project.raptor("verify", "data/08_reporting/privacy_certificate.json").returncode == 0
 
 

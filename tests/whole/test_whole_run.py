@@ -101,7 +101,8 @@ def test_every_output_of_the_contract_exists(project, name) -> None:
 
 def test_the_certificate_is_accepted_and_stays_in_the_budget(project) -> None:
     certificate = project.json("08_reporting/privacy_certificate.json")
-    assert 0 < certificate["epsilon"] <= 4.0
+    target = project.json("05_model_input/privacy_plan.json")["epsilon_target"]
+    assert 0 < certificate["epsilon"] <= target
     done = project.raptor("verify", "data/08_reporting/privacy_certificate.json")
     assert len(done.stdout.strip().splitlines()) >= 1
 

@@ -69,7 +69,8 @@ class AtomicDataset(AbstractDataset[SaveType, LoadType]):
     def load(self) -> LoadType:
         if not self._filepath.exists():
             raise DataError(
-                f"{self._filepath} is not there yet. Run the stage that makes it, or `kedro run` for all."
+                # A run says which stage that is: `raptor.hooks.preflight`.
+                f"{self._filepath} is not there yet. `kedro run` makes it."
             )
         return self._read(self._filepath)
 

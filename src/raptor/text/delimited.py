@@ -46,19 +46,46 @@ def read_delimited(
         yield from _batches(rows, source, dialect, layout, path, findings)
 
 
+def check_header(path: Path, columns: Columns, encoding: str, default: str) -> None:
+    """Refuse column names that the header does not have, from the header alone.
+
+    Raises:
+        RecordError: no way to split the header yields the columns; see `_choose_dialect`.
+    """
+    form = text_form(path, encoding, Findings())
+    order, skipped = _delimiters(path, form, default)
+    failures: list[tuple[int, RecordError]] = []
+    for dialect in (Dialect(mark, quoted, skipped=skipped) for mark in order for quoted in (True, False)):
+        header: list[str] = []
+        try:
+            header, _ = _header(path, form, dialect)
+            columns.resolve(header, str(path))
+            return
+        except RecordError as error:
+            failures.append((len(header), error))
+    raise max(failures, key=lambda failure: failure[0])[1]
+
+
+def _delimiters(path: Path, form: TextForm, default: str) -> tuple[list[str], int]:
+    """Delimiters to try, in this order, and the number of lines before the header."""
+    with text_lines(path, form) as lines:
+        named = SEPARATOR_LINE.match(next(lines, ""))
+    if named:
+        return [named.group(1)], 1
+    return [default, *(mark for mark in DELIMITERS if mark != default)], 0
+
+
 def _choose_dialect(path: Path, form: TextForm, columns: Columns, default: str) -> tuple[Dialect, Layout]:
     """The first delimiter that yields the columns; the file name's own is tried first.
 
     Raises:
         RecordError: none does; the message is about the delimiter that splits the header most.
     """
-    with text_lines(path, form) as lines:
-        named = SEPARATOR_LINE.match(next(lines, ""))
-    order = [named.group(1)] if named else [default, *(mark for mark in DELIMITERS if mark != default)]
+    order, skipped = _delimiters(path, form, default)
     failures: list[tuple[int, RecordError]] = []
     for delimiter in order:
         quoted = delimiter != "\t" or _quotes_its_fields(path, form, columns.label)
-        dialect = Dialect(delimiter, quoted, skipped=1 if named else 0)
+        dialect = Dialect(delimiter, quoted, skipped=skipped)
         header: list[str] = []
         try:
             header, spaced = _header(path, form, dialect)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raptor.errors import DataError, ParameterError
+from raptor.progress import working
 from raptor.text import docstring_cache
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ _PRIVATE_PACKAGES = {
     "networkx": "networkx",
 }
 """Label of a private record, and the import name of the package it comes from."""
+
+PRIVATE_COLUMNS = ("text", "label")
+"""Columns of the private records, known without reading them."""
 
 PRIVATE_LIBRARIES: tuple[str, ...] = tuple(_PRIVATE_PACKAGES)
 """The eight classes of the embedded default, in label order."""
@@ -117,7 +121,8 @@ def private_docstrings(limit: int | None = None, processes: int = 2) -> pa.Table
         )
     public_paths = tuple((name, tuple(paths)) for name, paths in _public_files().items())
     rows = _sampled(files, limit, processes, without=_digests(public_paths, processes))
-    return pa.table({"text": pa.array([t for t, _ in rows], pa.string()), "label": [n for _, n in rows]})
+    columns = [pa.array([text for text, _ in rows], pa.string()), [label for _, label in rows]]
+    return pa.table(dict(zip(PRIVATE_COLUMNS, columns, strict=True)))
 
 
 def public_docstrings(limit: int | None = None, processes: int = 2) -> pa.Table:
@@ -210,9 +215,10 @@ def _distinct(files: dict[str, list[Path]], processes: int) -> list[tuple[str, s
         return kept
     owners = [(name, path) for name, paths in files.items() for path in paths]
     first: dict[str, str] = {}
-    for (name, _), texts in zip(owners, _parse([path for _, path in owners], processes), strict=True):
-        for text in texts:
-            first.setdefault(text, name)
+    with working("Reading docstrings of installed packages"):
+        for (name, _), texts in zip(owners, _parse([path for _, path in owners], processes), strict=True):
+            for text in texts:
+                first.setdefault(text, name)
     rows = list(first.items())
     docstring_cache.save(key, rows)
     return rows

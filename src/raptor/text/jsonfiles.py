@@ -41,13 +41,7 @@ def read_json(path: Path, columns: Columns, encoding: str, findings: Findings) -
         RecordError: with file and line (or record number, in an array), when something is not JSON, not an
             object, or lacks its text.
     """
-    form = text_form(path, encoding, findings)
-    with text_lines(path, form) as lines:
-        start = next((line.lstrip("\ufeff" + SPACE) for line in lines if line.strip("\ufeff" + SPACE)), "")
-    if start.startswith("["):
-        records, unit = _Array(path, form).records(), "record"
-    else:
-        records, unit = _line_records(path, form, findings), "line"
+    records, unit = _records(path, encoding, findings)
     reader = _Columns(columns, str(path), unit)
     batch = reader.empty()
     for number, value in records:
@@ -58,6 +52,29 @@ def read_json(path: Path, columns: Columns, encoding: str, findings: Findings) -
     if len(batch):
         yield batch
     reader.finish()
+
+
+def check_first_keys(path: Path, columns: Columns, encoding: str) -> None:
+    """Refuse names of text columns that the first record does not have; other columns may be absent from it.
+
+    Raises:
+        RecordError: as `read_json`, about the first record alone.
+    """
+    records, unit = _records(path, encoding, Findings())
+    reader = _Columns(columns, str(path), unit)
+    for number, value in records:
+        reader.add(reader.empty(), number, value)
+        return
+
+
+def _records(path: Path, encoding: str, findings: Findings) -> tuple[Iterator[tuple[int, Any]], str]:
+    """Numbers and values of the records, and what the numbers count."""
+    form = text_form(path, encoding, findings)
+    with text_lines(path, form) as lines:
+        start = next((line.lstrip("\ufeff" + SPACE) for line in lines if line.strip("\ufeff" + SPACE)), "")
+    if start.startswith("["):
+        return _Array(path, form).records(), "record"
+    return _line_records(path, form, findings), "line"
 
 
 def _line_records(path: Path, form: TextForm, findings: Findings) -> Iterator[tuple[int, Any]]:

@@ -10,13 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from raptor.text.columns import Batch, Columns, closest
-from raptor.text.delimited import read_delimited
+from raptor.text.delimited import check_header, read_delimited
 from raptor.text.files import arrow_kind, first_bytes, readable, unchanged
 from raptor.text.hub import hub_parts
-from raptor.text.jsonfiles import read_json
+from raptor.text.jsonfiles import check_first_keys, read_json
 from raptor.text.problems import Findings, RecordError
 from raptor.text.splits import split_of_name
-from raptor.text.tables import in_memory, is_saved_dataset, read_arrow, read_parquet, saved_dataset_parts
+from raptor.text.tables import (
+    check_arrow,
+    check_parquet,
+    in_memory,
+    is_saved_dataset,
+    read_arrow,
+    read_parquet,
+    saved_dataset_parts,
+)
 
 EMBEDDED = "embedded"
 PACKED = (".gz", ".bz2", ".xz")
@@ -44,15 +52,21 @@ IGNORED = re.compile(
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 
 Reader = Callable[[Columns, str, Findings], Iterator[Batch]]
+Check = Callable[[Columns, str], None]
 
 
 @dataclass(frozen=True)
 class Part:
-    """One file or table of a source; `split` is what its name says, if it says so."""
+    """One file or table of a source; `split` is what its name says, if it says so.
+
+    `check` refuses columns that are not there, from the header or schema alone; None where that costs as much as
+    reading.
+    """
 
     name: str
     split: str | None
     read: Reader = field(repr=False)
+    check: Check | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -78,7 +92,8 @@ def open_source(source: str, limit: int | None = None) -> Source:
         RecordError: there is nothing of that name (with the closest), or it cannot be used.
     """
     if source == EMBEDDED:
-        return Source(EMBEDDED, (Part("the embedded docstrings", None, partial(_read_embedded, limit)),))
+        read = partial(_read_embedded, limit)
+        return Source(EMBEDDED, (Part("the embedded docstrings", None, read, _check_embedded),))
     if re.match(r"(?i)(https?|ftp|s3|gs)://", source):
         raise RecordError(
             "the source is a web address.", place=source, advice="Download the file and give its path."
@@ -99,6 +114,26 @@ def open_source(source: str, limit: int | None = None) -> Source:
         for name, table in tables
     ]
     return Source("hub", tuple(parts))
+
+
+def check_source(source: str, columns: Columns, encoding: str) -> None:
+    """Refuse a source that is not there, and column names that it does not have, before its records are read.
+
+    Of tables only headers and schemas are looked at, of JSON the keys of the first record. A hub data set is not
+    checked, as it would have to be downloaded.
+
+    Raises:
+        ParameterError: there is no such encoding.
+        RecordError: as reading would raise it.
+    """
+    path = Path(source).expanduser()
+    with readable(path):
+        on_disk = path.exists() or path.is_symlink()
+    if not (on_disk or source == EMBEDDED or _looks_like_path(source)) and HUB_NAME.fullmatch(source):
+        return
+    for part in open_source(source).parts:
+        if part.check is not None:
+            part.check(columns, encoding)
 
 
 def _known_splits(names: list[str | None], source: str | Path) -> dict[str | None, str | None]:
@@ -182,7 +217,34 @@ def _file_part(path: Path, kind: str, split: str | None) -> Part:
         "parquet": partial(_read_typed, read_parquet, path),
         "arrow": partial(_read_typed, read_arrow, path),
     }.get(kind) or partial(_read_text, partial(_delimited, DELIMITED.get(kind, ",")), path)
-    return Part(str(path), split, read)
+    check: Any = {
+        "json": partial(_check_json, path),
+        "parquet": partial(_check_typed, check_parquet, path),
+        "arrow": partial(_check_typed, check_arrow, path),
+    }.get(kind) or partial(_check_delimited, DELIMITED.get(kind, ","), path)
+    return Part(str(path), split, read, check)
+
+
+def _check_json(path: Path, columns: Columns, encoding: str) -> None:
+    with readable(path):
+        check_first_keys(path, columns, encoding)
+
+
+def _check_delimited(default: str, path: Path, columns: Columns, encoding: str) -> None:
+    with readable(path):
+        check_header(path, columns, encoding, default)
+
+
+def _check_typed(
+    check: Callable[[Path, Columns], None], path: Path, columns: Columns, _encoding: str
+) -> None:
+    check(path, columns)
+
+
+def _check_embedded(columns: Columns, _encoding: str) -> None:
+    from raptor.text.docstrings import PRIVATE_COLUMNS
+
+    columns.resolve(PRIVATE_COLUMNS, EMBEDDED)
 
 
 def _folder(folder: Path) -> Source:
@@ -190,7 +252,12 @@ def _folder(folder: Path) -> Source:
         saved = saved_dataset_parts(folder)
         splits = _known_splits([name for name, _ in saved], folder)
         parts = [
-            Part(str(file), splits[name], partial(_read_typed, read_arrow, file))
+            Part(
+                str(file),
+                splits[name],
+                partial(_read_typed, read_arrow, file),
+                partial(_check_typed, check_arrow, file),
+            )
             for name, files in saved
             for file in files
         ]

@@ -37,6 +37,29 @@ def read_parquet(path: Path, columns: Columns, encoding: str) -> Iterator[Batch]
         yield from table_batches(batches, schema, layout, str(path), encoding)
 
 
+def check_parquet(path: Path, columns: Columns) -> None:
+    """Refuse column names and types by the schema alone; raises as `read_parquet`."""
+    import pyarrow.parquet as pq
+
+    with readable(path), _sound(path, "Parquet"):
+        _check_schema(pq.read_schema(path), columns, str(path))
+
+
+def check_arrow(path: Path, columns: Columns) -> None:
+    """Refuse column names and types by the schema alone; raises as `read_arrow`."""
+    with readable(path), _sound(path, "Arrow"), pa.memory_map(str(path)) as source:
+        try:
+            schema = pa.ipc.open_file(source).schema
+        except pa.ArrowInvalid:
+            schema = pa.ipc.open_stream(source).schema
+        _check_schema(schema, columns, str(path))
+
+
+def _check_schema(schema: pa.Schema, columns: Columns, file: str) -> None:
+    for role, at in columns.resolve(schema.names, file).used().items():
+        _check_type(role, schema.field(at).type, file, schema.names[at])
+
+
 def read_arrow(path: Path, columns: Columns, encoding: str) -> Iterator[Batch]:
     """Records of an Arrow IPC file or stream, memory-mapped.
 

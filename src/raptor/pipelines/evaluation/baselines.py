@@ -56,7 +56,8 @@ def baseline_tables(
             own_steps = scaled(training, getattr(evaluation.step_sizes, name))
             trainer = Trainer(model, train, own_plan, own_steps, random_source(training), sink=[])
             steps = training.steps(training.shared) + training.steps(training.expert)
-            for _ in track(trainer.steps(METHODS[name]), f"Training a baseline: {TITLES[name]}", steps):
+            description = f"Training a baseline: {TITLES[name]}"
+            for _ in track(trainer.steps(METHODS[name]), description, steps, long=True):
                 pass
         tables[name] = score_model(
             model,

@@ -96,6 +96,6 @@ def train_raptor(
     with ReleaseJournal.create(release_journals / f"{secrets.token_hex(8)}.jsonl", plan.to_json()) as journal:
         trainer = Trainer(model, records, plan, training, random_source(training), journal)
         steps = training.steps(training.shared) + training.steps(training.expert)
-        for _ in track(trainer.steps("raptor"), "Training privately", steps):
+        for _ in track(trainer.steps("raptor"), "Training privately", steps, long=True):
             pass
         return TunedModel(model, base_model, tuple(label_names)), journal.lines()

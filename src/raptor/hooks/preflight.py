@@ -1,0 +1,82 @@
+"""What can be refused before the first node: inputs that are not there, and columns that the source does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kedro.framework.hooks import hook_impl
+from kedro.framework.project import pipelines
+from kedro.pipeline import Pipeline
+
+from raptor.datasets.atomic import AtomicDataset
+from raptor.errors import DataError
+
+READS_THE_SOURCE = "read_records"
+
+
+class PreflightHook:
+    """Refuses early, from parameters, headers and the names of files: no record is read and nothing is logged."""
+
+    def __init__(self) -> None:
+        self._ingestion: Any = None
+        self._catalog: Any = None
+
+    @hook_impl
+    def after_context_created(self, context: Any) -> None:
+        self._ingestion = context.params.get("ingestion")
+
+    @hook_impl
+    def before_pipeline_run(self, run_params: Mapping[str, Any], pipeline: Pipeline, catalog: Any) -> None:
+        self._catalog = catalog
+        # With this option it is not known yet which nodes will run.
+        if run_params.get("only_missing_outputs"):
+            return
+        for name in sorted(pipeline.inputs()):
+            require_made(name, catalog)
+        if self._ingestion is not None and any(node.name == READS_THE_SOURCE for node in pipeline.nodes):
+            _check_source(self._ingestion)
+
+    @hook_impl
+    def before_dataset_loaded(self, dataset_name: str) -> None:
+        if self._catalog is not None:
+            require_made(dataset_name, self._catalog)
+
+
+def require_made(name: str, catalog: Any) -> None:
+    """Refuse a data set that has to be on disk and is not.
+
+    Raises:
+        DataError: names the stage that makes it.
+    """
+    if name.startswith("params:") or name == "parameters":
+        return
+    dataset = catalog.get(name)
+    if isinstance(dataset, AtomicDataset) and not dataset.filepath.exists():
+        raise DataError(missing(name, dataset))
+
+
+def missing(name: str, dataset: AtomicDataset[Any, Any]) -> str:
+    """What is missing, and the command that makes it."""
+    stage = stage_of(name)
+    one = f"Run `kedro run --pipelines {stage}`, which makes it, or `kedro run` for all." if stage else ""
+    return f"{dataset.filepath} ({name}) is not there yet. {one or 'Run `kedro run`.'}"
+
+
+def stage_of(name: str) -> str | None:
+    """The pipeline that makes a data set; None when there is none."""
+    # `--pipelines` loads the pipelines that it names alone.
+    pipelines.set_requested(None)
+    for stage, pipeline in pipelines.items():
+        if stage != "__default__" and pipeline is not None and name in pipeline.all_outputs():
+            return str(stage)
+    return None
+
+
+def _check_source(config: Any) -> None:
+    from raptor.text.columns import Columns
+    from raptor.text.sources import check_source
+
+    check_source(
+        config.source, Columns(config.text, config.label, config.split, config.user), config.encoding
+    )
