@@ -19,7 +19,7 @@ from raptor.dp.streams import RandomSource
 from raptor.dp.training import Trainer
 from raptor.errors import BudgetError
 from raptor.moe.ownership import assign_owners
-from raptor.moe.roles import Role, expert_parameters, shared_parameters
+from raptor.moe.roles import Role, expert_parameters, parameter_roles, shared_parameters
 from raptor.moe.routing import record_votes
 from tests.tiny import expert_of, tiny_batch, tiny_classifier
 
