@@ -31,7 +31,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
         (["--nodes", "nope", "--params", OFF], "Pipeline does not contain nodes named ['nope']."),
         (
             ["--nodes", "profile", "--params", OFF],
-            "corpus.json (corpus) is not there yet. Run `kedro run --pipelines selection`, which makes it",
+            "Error: data/corpus.json (corpus) is not there yet. Run `kedro run --pipelines selection`, which makes it",
         ),
         (["--pipelines", "refused", "--params", OFF], "rows.csv, line 3: the label is empty."),
         (["--pipelines", "badtype", "--params", OFF], "profile.json cannot be written as JSON"),

@@ -83,5 +83,14 @@ def test_build_shows_layers_labels_and_cards(build: Path) -> None:
     assert sum("Differentially private mechanism: " in card for card in cards) >= 2
 
 
+def test_the_build_does_not_tell_where_the_project_lies(build: Path, project: Path) -> None:
+    nodes = [json.loads(path.read_text()) for path in (build / "api/nodes").iterdir()]
+    places = {node["filepath"] for node in nodes if str(node.get("filepath", "")).startswith("data/")}
+    assert "data/08_reporting/report.html" in places
+    for path in (build / "api").rglob("*"):
+        if path.is_file():
+            assert str(project) not in path.read_text(), path
+
+
 def test_page_calls_no_telemetry(build: Path) -> None:
     assert "heap" not in (build / "index.html").read_text().lower()

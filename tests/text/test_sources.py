@@ -209,6 +209,7 @@ def test_columns_are_checked_before_records_are_read(tmp_path: Path, case: str) 
 @pytest.mark.parametrize("kind", ["parquet", "arrow", "saved"])
 def test_columns_of_tables_are_checked_by_the_schema(tmp_path: Path, kind: str) -> None:
     import datasets
+    from pyarrow import feather
 
     table = pa.table({"body": ["x"], "label": [1.5], "many": [[1]]})
     if kind == "saved":

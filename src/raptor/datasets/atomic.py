@@ -42,6 +42,14 @@ def replace(partial: Path, target: Path) -> None:
     remove(old)
 
 
+def shown(path: Path) -> str:
+    """A path as it may be shown to others: from the project's folder, where commands run, if it is in there.
+
+    Kedro makes the catalog's paths absolute, and kedro-viz writes what a data set says of itself into its page.
+    """
+    return (path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path).as_posix()
+
+
 class AtomicDataset(AbstractDataset[SaveType, LoadType]):
     """Base of the project's datasets: write to ``<name>.partial`` beside the target, then rename.
 
@@ -90,7 +98,7 @@ class AtomicDataset(AbstractDataset[SaveType, LoadType]):
         return self._filepath.exists()
 
     def _describe(self) -> dict[str, Any]:
-        return {"filepath": self._filepath.as_posix()}
+        return {"filepath": shown(self._filepath)}
 
 
 def write_text(text: str, path: Path) -> None:

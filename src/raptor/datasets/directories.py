@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from kedro.io import AbstractDataset
 
-from raptor.datasets.atomic import AtomicDataset
+from raptor.datasets.atomic import AtomicDataset, shown
 from raptor.errors import DataError
 
 
@@ -65,4 +65,4 @@ class ReleaseJournalStore(AbstractDataset[None, Path]):
         return True
 
     def _describe(self) -> dict[str, Any]:
-        return {"filepath": self._filepath.as_posix()}
+        return {"filepath": shown(self._filepath)}

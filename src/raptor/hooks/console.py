@@ -7,6 +7,7 @@ from typing import Any
 from kedro.framework.hooks import hook_impl
 from kedro.pipeline import Pipeline
 
+from raptor.datasets.atomic import shown
 from raptor.progress import say
 
 REPORT = "report"
@@ -23,4 +24,8 @@ class ConsoleHook:
     @hook_impl
     def after_pipeline_run(self, pipeline: Pipeline, catalog: Any) -> None:
         made = REPORT in pipeline.all_outputs() and getattr(catalog.get(REPORT), "filepath", None)
-        say(f"Done. The report is {made}; the log is raptor.log." if made else "Done. The log is raptor.log.")
+        say(
+            f"Done. The report is {shown(made)}; the log is raptor.log."
+            if made
+            else "Done. The log is raptor.log."
+        )

@@ -9,7 +9,7 @@ from kedro.framework.hooks import hook_impl
 from kedro.framework.project import pipelines
 from kedro.pipeline import Pipeline
 
-from raptor.datasets.atomic import AtomicDataset
+from raptor.datasets.atomic import AtomicDataset, shown
 from raptor.errors import DataError
 
 READS_THE_SOURCE = "read_records"
@@ -60,7 +60,7 @@ def missing(name: str, dataset: AtomicDataset[Any, Any]) -> str:
     """What is missing, and the command that makes it."""
     stage = stage_of(name)
     one = f"Run `kedro run --pipelines {stage}`, which makes it, or `kedro run` for all." if stage else ""
-    return f"{dataset.filepath} ({name}) is not there yet. {one or 'Run `kedro run`.'}"
+    return f"{shown(dataset.filepath)} ({name}) is not there yet. {one or 'Run `kedro run`.'}"
 
 
 def stage_of(name: str) -> str | None:
