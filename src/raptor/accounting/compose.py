@@ -45,6 +45,12 @@ _ROUGH = 1e3
 _ERROR = 1e-5
 _SETTLED = 1e-4
 _REFINED_ENOUGH = 1e-3
+# Events in a group that is composed on a window of its own, and the log of the mass below that window.
+_GROUP = 40
+_WRAPPED = 40.0
+# Largest exponent of a table of weights: its products with masses neither overflow nor vanish.
+_TABLE_REACH = 300.0
+_LARGEST_EXPONENT = 600.0
 _UNIT_ROUNDOFF = 2.0**-52
 
 
@@ -163,6 +169,11 @@ class _Problem:
     finest: float
 
     @property
+    def error(self) -> float:
+        """Relative error of the first grids; with many events a wider one saves most of the time."""
+        return _ERROR if len(self.events) < 2 * _GROUP else 2 * _ERROR
+
+    @property
     def count(self) -> int:
         return sum(event.steps for event in self.events)
 
@@ -176,7 +187,7 @@ def _refine(
         enough: stop once the figure is at most this.
         bulk: keep the steps' small losses out of the transform, see `_solve`.
     """
-    grid = max(problem.finest, 2 * _grid(guess, problem.count, order))
+    grid = max(problem.finest, 2 * _grid(guess, problem.count, order, problem.error))
     coarse = best = _solve(problem, grid, order, guess, bulk)
     while True:
         if best <= enough:
@@ -196,16 +207,16 @@ def _refine(
         if fine == 0 or moved < _SETTLED or grid == problem.finest or fine > coarse:
             return best, grid, moved
         coarse = fine
-        grid = min(grid, 2 * _grid(fine, problem.count, order))
+        grid = min(grid, 2 * _grid(fine, problem.count, order, problem.error))
 
 
 def _larger(figure: Figure, other: Figure) -> Figure:
     return figure if figure.epsilon > other.epsilon else other
 
 
-def _grid(epsilon: float, count: int, order: float) -> float:
-    """Width that raises an epsilon of `count` steps by about _ERROR of itself."""
-    return math.sqrt(12 * _ERROR * epsilon / (count * (order + 1)))
+def _grid(epsilon: float, count: int, order: float, error: float = _ERROR) -> float:
+    """Width that raises an epsilon of `count` steps by about `error` of itself."""
+    return math.sqrt(12 * error * epsilon / (count * (order + 1)))
 
 
 def _finest_grid(events: Sequence[Event], direction: Direction, tail: float) -> float:
@@ -223,7 +234,7 @@ def _ceiling(
     least = most
     for order in orders:
         moment = sum(
-            count * _weighted(step, order, grid)[1] for step, count in zip(steps, counts, strict=True)
+            count * total for (_, total), count in zip(_tilt(steps, order, grid), counts, strict=True)
         )
         least = min(least, (moment - log_mass) / order)
     return float(least), float(most)
@@ -257,30 +268,40 @@ def _solve(problem: _Problem, grid: float, order: float, about: float, bulk: boo
         raise UnsettledError(f"a grid fine enough ({grid:.1e}) would need {points} points")
     size = _fast_length(points)
     first = math.floor(bottom / grid)
+    tilted = _tilt(steps, order, grid)
+    infinite = sum(
+        event.steps * math.log1p(-step.infinite) for event, step in zip(events, steps, strict=True)
+    )
+    lost = math.exp(log_beyond) + math.exp(log_bulk) - math.expm1(infinite)
+    parts = [
+        _Part(step.first, *pair, event.steps) for event, step, pair in zip(events, steps, tilted, strict=True)
+    ]
     # `spectrum` of the sums that count, `small` of those of small losses alone, which are left out.
     spectrum = np.full(size // 2 + 1, 1.0 if cut is None else 0.0, dtype=np.complex128)
     small = np.ones(size // 2 + 1, dtype=np.complex128) if cut is not None else spectrum
-    log_scale, shift, infinite, norms = 0.0, 0, 0.0, 0.0
-    for event, step in zip(events, steps, strict=True):
-        weighted, log_weight = _weighted(step, order, grid)
+    norms, known = 0.0, 0.0
+    if cut is None and len(parts) >= 2 * _GROUP:
+        parts, known = _grouped(parts, grid, order, log_beyond)
+        lost += math.exp(log_beyond)
+    for part in parts:
+        norm = part.steps * float(np.linalg.norm(part.weighted))
         if cut is None:
-            norms += event.steps * float(np.linalg.norm(weighted))
-            factor = np.fft.rfft(_fold(weighted, size), size)
-            spectrum *= factor if event.steps == 1 else factor**event.steps
+            norms += norm
+            factor = np.fft.rfft(_fold(part.weighted, size), size)
+            spectrum *= factor if part.steps == 1 else factor**part.steps
         else:
-            split = min(max(cut - step.first + 1, 0), weighted.size)
-            rare = np.concatenate([np.zeros(split), weighted[split:]])
-            norms += event.steps * float(np.linalg.norm(rare)) * (1 + float(counts.sum()))
+            split = min(max(cut - part.first + 1, 0), part.weighted.size)
+            rare = np.concatenate([np.zeros(split), part.weighted[split:]])
+            norms += part.steps * float(np.linalg.norm(rare)) * (1 + float(counts.sum()))
             with_rare, of_small, all_of_it = _at_least_one(
                 np.fft.rfft(_fold(rare, size), size),
-                np.fft.rfft(_fold(weighted[:split], size), size),
-                event.steps,
+                np.fft.rfft(_fold(part.weighted[:split], size), size),
+                part.steps,
             )
             spectrum = spectrum * all_of_it + small * with_rare
             small = small * of_small
-        log_scale += event.steps * log_weight
-        shift += event.steps * step.first
-        infinite += event.steps * math.log1p(-step.infinite)
+    log_scale = sum(part.steps * part.log_weight for part in parts)
+    shift = sum(part.steps * part.first for part in parts)
     density = np.roll(np.fft.irfft(spectrum, size), shift - first)
     loss: Floats = grid * np.arange(first, first + size, dtype=np.float64)
     # A transform is off by a few units of roundoff times log2(size) in L2 norm ("Accuracy and Stability of
@@ -289,8 +310,100 @@ def _solve(problem: _Problem, grid: float, order: float, about: float, bulk: boo
     # factor of the rare losses, whose norm all errors are relative to, once for each step and factor.
     rounding = 8 * _UNIT_ROUNDOFF * math.log2(size)
     rounding *= norms + (1 + float(counts.sum())) * float(np.linalg.norm(density))
-    lost = math.exp(log_beyond) + math.exp(log_bulk) - math.expm1(infinite)
+    rounding += known
     return _epsilon(np.maximum(density, 0), loss, order, log_scale, delta - lost, about, rounding, least)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One loss, weighted and with total 1, that is composed `steps` times; its total was exp(log_weight)."""
+
+    first: int
+    weighted: Floats
+    log_weight: float
+    steps: int
+
+
+def _grouped(
+    parts: Sequence[_Part], grid: float, order: float, log_beyond: float
+) -> tuple[list[_Part], float]:
+    """Neighbouring parts composed in groups, on windows that are much shorter than that of all together.
+
+    Guarantee:
+        The groups together lose at most exp(log_beyond) of mass above their windows, by Chernoff. Mass
+        below a window wraps around, which raises its loss. So wrapping can lower the figure only where
+        the last window wraps that mass again; all of it is counted as an error.
+
+    Returns:
+        The groups, and a bound on the L2 norm of what they may lack: rounding, and mass wrapped twice.
+    """
+    groups: list[_Part] = []
+    lacking = 0.0
+    log_share = log_beyond - math.log(-(-len(parts) // _GROUP))
+    extras = [order * factor for factor in (0.25, 0.5, 1.0, 2.0, 4.0)]
+    for start in range(0, len(parts), _GROUP):
+        chosen = parts[start : start + _GROUP]
+        first = sum(part.steps * part.first for part in chosen)
+        last = sum(part.steps * (part.first + part.weighted.size - 1) for part in chosen)
+        log_weight = sum(part.steps * part.log_weight for part in chosen)
+        top, low = last * grid, first * grid
+        highest, ceiling = top, top
+        for extra in extras:
+            up = _log_growth(chosen, extra, grid)
+            down = _log_growth(chosen, -extra, grid)
+            highest = min(highest, (up + _WRAPPED) / extra)
+            low = max(low, -(down + _WRAPPED) / extra)
+            ceiling = min(ceiling, (up + log_weight - log_share) / (order + extra))
+        top = min(top, max(ceiling, highest))
+        base = math.floor(low / grid)
+        size = _fast_length(math.ceil(top / grid) - base + 2)
+        spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
+        norms = 0.0
+        for part in chosen:
+            factor = np.fft.rfft(_fold(part.weighted, size), size)
+            spectrum *= factor if part.steps == 1 else factor**part.steps
+            norms += part.steps * float(np.linalg.norm(part.weighted))
+        density = np.roll(np.fft.irfft(spectrum, size), first - base)
+        steps = sum(part.steps for part in chosen)
+        norms += (1 + steps) * float(np.linalg.norm(density))
+        lacking += 8 * _UNIT_ROUNDOFF * math.log2(size) * norms + math.exp(-_WRAPPED)
+        groups.append(_Part(base, np.maximum(density, 0), log_weight, 1))
+    return groups, lacking
+
+
+def _log_growth(parts: Sequence[_Part], extra: float, grid: float) -> float:
+    """Log of the mean of exp(extra * loss) under the weighted losses of all parts together."""
+    low = min(part.first for part in parts)
+    exponent = extra * grid * np.arange(low, max(part.first + part.weighted.size for part in parts))
+    # What would overflow makes the bound infinite, which leaves the window as wide as the losses.
+    table = (
+        np.exp(np.clip(exponent, -_LARGEST_EXPONENT, None)) if exponent.max() < _LARGEST_EXPONENT else None
+    )
+    if table is None:
+        return math.inf
+    total = 0.0
+    for part in parts:
+        start = part.first - low
+        total += part.steps * math.log(
+            float(np.dot(part.weighted, table[start : start + part.weighted.size]))
+        )
+    return total
+
+
+def _tilt(steps: Sequence[StepLoss], order: float, grid: float) -> list[tuple[Floats, float]]:
+    """Each step weighted by exp(order * loss) with total 1, and the log of its total before."""
+    low = min(step.first for step in steps)
+    high = max(step.first + step.mass.size for step in steps)
+    if order * grid * max(abs(low), abs(high)) > _TABLE_REACH:
+        return [_weighted(step, order, grid) for step in steps]
+    # One table of weights serves all steps where none of them can overflow.
+    weights = np.exp(order * grid * np.arange(low, high))
+    found = []
+    for step in steps:
+        weighted = step.mass * weights[step.first - low : step.first - low + step.mass.size]
+        total = float(weighted.sum())
+        found.append((weighted / total, math.log(total)))
+    return found
 
 
 def _bulk(

@@ -191,8 +191,13 @@ def _line_masses(edges: Floats, q: float, s: float, direction: Direction) -> tup
 
 
 def _normal_masses(z: Floats) -> Floats:
-    below, above = ndtr(z), ndtr(-z)
+    """Masses of a standard normal below, between and above ascending edges, from the tail beyond each edge."""
+    tail = ndtr(-np.abs(z))
+    right = z >= 0
     masses = np.empty(z.size + 1)
-    masses[0], masses[-1] = below[0], above[-1]
-    masses[1:-1] = np.where(z[:-1] >= 0, above[:-1] - above[1:], below[1:] - below[:-1])
+    masses[0] = 1 - tail[0] if right[0] else tail[0]
+    masses[-1] = tail[-1] if right[-1] else 1 - tail[-1]
+    masses[1:-1] = np.where(right[:-1], tail[:-1] - tail[1:], tail[1:] - tail[:-1])
+    across = np.flatnonzero(right[1:] & ~right[:-1])
+    masses[across + 1] = 1 - tail[across] - tail[across + 1]
     return masses
