@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,22 +16,26 @@ from raptor.dp.gradients.taps import Tap
 NORM_MARGIN = 2.0**-12
 
 
-@dataclass(frozen=True)
+@dataclass
 class ClippedSum:
     """A sum of clipped per-record gradients before noise: private, and of known sensitivity.
 
     Attributes:
         tensors: parameter name -> sum, in the parameter's shape.
         sensitivity: how far one unit can move the concatenation of all tensors.
+        nonfinite: how many records contributed zero because their loss or gradient was not finite. It is a
+            count of private records without noise: never log, print or release it.
     """
 
     tensors: dict[str, Tensor]
     sensitivity: Sensitivity
+    nonfinite: int = field(default=0, repr=False)
 
     def add(self, other: ClippedSum) -> None:
         """Add the sum over other records in place; the records must be distinct."""
         for name, value in other.tensors.items():
             self.tensors[name].add_(value)
+        self.nonfinite += other.nonfinite
 
 
 @dataclass(frozen=True)
@@ -78,11 +82,12 @@ def clip_and_sum(taps: Sequence[Tap], finite: Tensor, rule: ClippingRule) -> Cli
     squared = torch.stack([tap.squared_norms() for tap in taps]).sum(dim=0)
     broken = ~(torch.isfinite(squared) & finite)
     factors = rule.factors(squared).masked_fill(broken, 0.0)
-    if bool(broken.any()):
+    nonfinite = int(broken.sum())
+    if nonfinite:
         # 0 times NaN is NaN, so rows of a broken record are erased, not scaled.
         for tap in taps:
             tap.erase(broken)
     tensors: dict[str, Tensor] = {}
     for tap in taps:
         tensors.update(tap.weighted_sum(factors))
-    return ClippedSum(tensors, rule.sensitivity)
+    return ClippedSum(tensors, rule.sensitivity, nonfinite)

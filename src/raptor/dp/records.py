@@ -16,10 +16,10 @@ class Batch:
     """Records of one forward pass.
 
     Attributes:
-        input_ids: (records, tokens) int64, right-padded.
+        input_ids: (records, tokens) int64, padded.
         attention_mask: (records, tokens) int64, 1 for real tokens.
-        labels: (records,) int64.
-        owners: (records,) int64, owner expert of each record in the protected layer.
+        labels: (records,) int64, or (records, tokens) where tokens are predicted.
+        owners: (records,) int64, owner expert of each record in the protected layer, or (records, layers).
     """
 
     input_ids: Tensor
@@ -29,6 +29,11 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def part(self, start: int, stop: int) -> Batch:
+        """The records from `start` up to `stop`."""
+        rows = slice(start, stop)
+        return Batch(self.input_ids[rows], self.attention_mask[rows], self.labels[rows], self.owners[rows])
 
 
 @dataclass(frozen=True)

@@ -176,6 +176,11 @@ class ExpertBank(ABC):
         """Dotted names of all parameters of the experts."""
         return tuple(name for stack in self.stacks for name in stack.names)
 
+    @property
+    def is_random(self) -> bool:
+        """Whether `activate` draws random numbers, as dropout does in training mode."""
+        return False
+
     @abstractmethod
     def read(self, *inputs: Any) -> tuple[Tensor, Assignment]:
         """The call of the experts module as (tokens, width) hidden states and an assignment."""
@@ -208,6 +213,12 @@ class FusedBank(ExpertBank):
             )
         self._gated = bool(getattr(module, "has_gate", True))
         names = ("gate_up_proj" if self._gated else "up_proj", "down_proj")
+        if absent := [name for name in names if name not in module._parameters]:
+            raise ModelError(
+                f"The experts {prefix[:-1]} are a {type(module).__name__} that does not hold {' and '.join(absent)} "
+                "itself. An adapter of another library, such as PEFT's target_parameters, is around them, and no "
+                "exact per-record gradient is known for it. Take it off, and use training.trainable=lora instead."
+            )
         extra = [name for name, _ in module.named_parameters(recurse=False) if name not in names]
         if extra:
             raise ModelError(
@@ -253,8 +264,14 @@ class ModuleBank(ExpertBank):
         if extra:
             raise ModelError(
                 f"The experts {prefix[:-1]} hold parameters that no gradient is known for: "
-                f"{', '.join(sorted(extra))}. This architecture is not covered."
+                f"{', '.join(sorted(extra))}. This architecture is not covered. For adapters on experts use "
+                "training.trainable=lora instead of those of another library."
             )
+
+    @property
+    def is_random(self) -> bool:
+        dropout = self._expert.dropout
+        return bool(dropout.training and dropout.p > 0)
 
     def read(self, *inputs: Any) -> tuple[Tensor, Assignment]:
         hidden, dispatch, weights = inputs

@@ -59,7 +59,7 @@ def record_votes(
 
     Args:
         encoder: model with sparse layers; run in evaluation mode, its mode is restored.
-        input_ids: (records, tokens) int64, right-padded.
+        input_ids: (records, tokens) int64, padded.
         attention_mask: (records, tokens), 1 for real tokens.
         vote: the rule.
         batch_size: records of one forward pass.
@@ -84,7 +84,7 @@ def record_votes(
         with torch.no_grad(), _traced(layers, lambda: size) as trace:
             for start in range(0, len(input_ids), batch_size):
                 mask = attention_mask[start : start + batch_size]
-                longest = max(int(mask.sum(dim=1).max()), 1)
+                longest = max(int((mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).max()), 1)
                 mask = mask[:, :longest].to(device)
                 size = len(mask)
                 encoder(input_ids=input_ids[start : start + size, :longest].to(device), attention_mask=mask)

@@ -34,8 +34,15 @@ def _embedding_tap(users: Sequence[nn.Module], name: str) -> Tap | None:
     heads = [user for user in users if isinstance(user, nn.Linear)]
     if len(tables) + len(heads) != len(users) or not tables or len(heads) > 1:
         return None
-    # Of several tables (a model's and its encoder's) the last registered one is the one that is called.
-    return TiedEmbeddingTap(tables[-1], heads[0], name) if heads else EmbeddingTap(tables[-1], name)
+    if not all(_is_plain(user) for user in users):
+        return None
+    return TiedEmbeddingTap(tables, heads[0], name) if heads else EmbeddingTap(tables, name)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether the module computes what its class of torch does: a derived class may do something else."""
+    kinds = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
+    return any(isinstance(module, kind) and type(module).forward is kind.forward for kind in kinds)
 
 
 def _tap(model: nn.Module, prefix: str, module: nn.Module, names: dict[str, str]) -> Tap | None:
@@ -51,11 +58,13 @@ def _tap(model: nn.Module, prefix: str, module: nn.Module, names: dict[str, str]
         return _embedding_tap(_users(model, parameters["weight"]), names["weight"])
     if tied:
         return None
+    if isinstance(module, nn.Linear | nn.LayerNorm | nn.RMSNorm) and not _is_plain(module):
+        return None
     if isinstance(module, nn.Linear):
         return LinearTap(module, names.get("weight"), names.get("bias"))
     if isinstance(module, nn.LayerNorm | nn.RMSNorm):
         return FunctionalNormTap(module, names)
-    if isinstance(module, nn.GroupNorm | nn.modules.batchnorm._BatchNorm):
+    if isinstance(module, nn.GroupNorm | nn.modules.batchnorm._NormBase):
         return None
     if all(value.ndim == 1 for value in parameters.values()):
         return ElementwiseTap(module, names)

@@ -61,6 +61,7 @@ class _TappedGradients:
         self._loss = loss
         self._way = way
         self._autocast = autocast
+        self._is_layout_known = False
 
     def _owners(self, batch: Batch) -> Tensor | None:
         return None
@@ -74,7 +75,13 @@ class _TappedGradients:
                 for name in self.parameters
             }
             return ClippedSum(zeros, rule.sensitivity)
-        current = Pass(records, batch.input_ids.shape[1], self._way, self._owners(batch))
+        tokens = batch.input_ids.shape[1]
+        if 1 < records == tokens and not self._is_layout_known:
+            # Tokens on the first axis would pass for records. In two parts, a tap refuses them.
+            total = self.clipped_sum(batch.part(0, records // 2), rule)
+            total.add(self.clipped_sum(batch.part(records // 2, records), rule))
+            return total
+        current = Pass(records, tokens, self._way, self._owners(batch))
         device = batch.input_ids.device.type
         with ExitStack() as stack:
             stack.callback(current.grams.clear)
@@ -89,12 +96,16 @@ class _TappedGradients:
                         f"The loss has the shape {tuple(losses.shape)} for {records} records. It must give one "
                         "number for each record, from that record alone."
                     )
+            for tap in self._taps:
+                tap.require_called()
             current.is_recomputing = True
             losses.backward(torch.ones_like(losses))  # type: ignore[no-untyped-call]
             for tap in self._taps:
                 tap.settle()
             with torch.no_grad():
-                return clip_and_sum(self._taps, torch.isfinite(losses.detach()), rule)
+                result = clip_and_sum(self._taps, torch.isfinite(losses.detach()), rule)
+            self._is_layout_known = self._is_layout_known or 1 < records != tokens
+            return result
 
 
 class JointGradients(_TappedGradients):

@@ -64,9 +64,13 @@ def linear_squared_norms(
     if rows == 1 and way != "direct":
         return _upcast(activations).square().sum(dim=(1, 2)) * gradients.square().sum(dim=(1, 2))
     if _is_ghost(way, rows, inputs, gradients.shape[2]):
-        left = (grams or Grams()).of(activations).reshape(records, 1, -1)
-        right = torch.bmm(gradients, gradients.transpose(1, 2)).reshape(records, -1, 1)
-        return torch.bmm(left, right).view(records)
+        left = (grams or Grams()).of(activations)
+        right = torch.bmm(gradients, gradients.transpose(1, 2))
+        norms = torch.bmm(left.reshape(records, 1, -1), right.reshape(records, -1, 1)).view(records)
+        # Where rows cancel, rounding may leave anything, even a negative number, and a record that looks small is
+        # not clipped. The error is below eps (sum_t |a_t| |g_t|)^2, so with that added no norm is too small.
+        lengths = (left.diagonal(dim1=1, dim2=2) * right.diagonal(dim1=1, dim2=2)).sqrt().sum(dim=1)
+        return norms + torch.finfo(norms.dtype).eps * lengths.square()
     single = torch.bmm(gradients.transpose(1, 2), _upcast(activations)).reshape(records, 1, -1)
     return torch.bmm(single, single.transpose(1, 2)).view(records)
 

@@ -72,11 +72,47 @@ class Tap(ABC):
         self.parameters = parameters
         self._handles: list[RemovableHandle] = []
         self._pass = Pass(0, 0)
+        self._is_called = False
 
     def open(self, current: Pass) -> None:
         """Listen to the next pass."""
         self._pass = current
+        self._is_called = False
         self._attach()
+
+    def _enter_call(self) -> bool:
+        """Note a call of the module; False when gradient checkpointing makes it again.
+
+        Raises:
+            ModelError: a second call, or one that autograd cannot follow.
+        """
+        if self._pass.is_recomputing:
+            return False
+        name = self.parameters[0]
+        if self._is_called:
+            raise ModelError(
+                f"The module of {name} is called more than once in a forward pass; its per-record gradient would "
+                "be wrong. This architecture is not covered."
+            )
+        if not torch.is_grad_enabled():
+            raise ModelError(
+                f"The module of {name} runs with gradients switched off, so its per-record gradient would be "
+                "missing. With gradient checkpointing, use use_reentrant=False."
+            )
+        self._is_called = True
+        return True
+
+    def require_called(self) -> None:
+        """Refuse a module that the forward pass went around: how its parameters were used is not known.
+
+        Raises:
+            ModelError: the module was not called.
+        """
+        if not self._is_called:
+            raise ModelError(
+                f"The module of {', '.join(self.parameters)} is not called in the forward pass; no exact "
+                "per-record gradient is known. Leave these parameters out of training."
+            )
 
     def close(self) -> None:
         """Stop listening and forget what was kept."""
@@ -114,23 +150,23 @@ class OneOutputTap(Tap):
         super().__init__(parameters)
         self._module = module
         self._input: Tensor | None = None
+        self._version = 0
         self._gradient: Tensor | None = None
 
     def _attach(self) -> None:
-        self._handles.append(self._module.register_forward_hook(self._listen))
+        self._handles.append(self._module.register_forward_hook(self._listen, with_kwargs=True))
 
-    def _listen(self, _module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+    def _listen(
+        self, _module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor
+    ) -> Tensor:
+        is_first = self._enter_call()
         # Frozen parameters alone would build no graph, so a gradient must be given a place to arrive at.
         if not output.requires_grad:
             output = output.detach().requires_grad_()
-        if self._pass.is_recomputing:
+        if not is_first:
             return output
-        if self._input is not None:
-            raise ModelError(
-                f"The module of {self.parameters[0]} is called more than once in a forward pass; its per-record "
-                "gradient would be wrong. This architecture is not covered."
-            )
-        self._input = inputs[0].detach()
+        given: Tensor = inputs[0] if inputs else next(iter(named.values()))
+        self._input, self._version = given.detach(), given._version
         output.register_hook(self._keep)  # type: ignore[no-untyped-call]
         return output
 
@@ -144,6 +180,11 @@ class OneOutputTap(Tap):
         """Input and output gradient, or None when no gradient reached the module."""
         if self._input is None or self._gradient is None:
             return None
+        if self._input._version != self._version:
+            raise ModelError(
+                f"The input of {self.parameters[0]} is changed in place after its use; the per-record gradient "
+                "would be wrong. This architecture is not covered."
+            )
         return self._input, self._gradient
 
     def erase(self, records: Tensor) -> None:
@@ -152,3 +193,4 @@ class OneOutputTap(Tap):
             if value is not None and value.is_floating_point():
                 rows = records.repeat_interleave(value.shape[0] // len(records))
                 setattr(self, name, value.masked_fill(rows.view(-1, *[1] * (value.ndim - 1)), 0.0))
+        self._version = 0 if self._input is None else self._input._version

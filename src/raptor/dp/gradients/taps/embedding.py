@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -12,20 +15,35 @@ from raptor.errors import ModelError
 
 
 class EmbeddingTap(OneOutputTap):
-    """`nn.Embedding` over (records, tokens) ids. The rows of padding get no gradient."""
+    """`nn.Embedding` over (records, tokens) ids. The rows of padding get no gradient.
 
-    def __init__(self, module: nn.Embedding, weight: str) -> None:
+    Several modules may hold one table (a model and its encoder). Any one of them may be called in a pass, and
+    no second one.
+    """
+
+    def __init__(self, modules: Sequence[nn.Embedding], weight: str) -> None:
         """Raises ModelError when gradients are scaled by frequency, which counts tokens over the batch."""
-        super().__init__(module, (weight,))
-        self._embedding = module
-        if module.scale_grad_by_freq or module.max_norm is not None or module.sparse:
+        super().__init__(modules[-1], (weight,))
+        self._tables = tuple(modules)
+        self._padding: int | None = None
+        if any(table.scale_grad_by_freq or table.max_norm is not None or table.sparse for table in modules):
             raise ModelError(
                 f"{weight} uses max_norm, sparse gradients, or gradients scaled by the frequency of tokens in the "
                 "batch, which couples records. This architecture is not covered."
             )
 
+    def _attach(self) -> None:
+        for table in self._tables:
+            self._handles.append(table.register_forward_hook(self._listen, with_kwargs=True))
+
+    def _listen(
+        self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor
+    ) -> Tensor:
+        self._padding = module.padding_idx  # type: ignore[assignment]
+        return super()._listen(module, inputs, named, output)
+
     def _keep(self, gradient: Tensor) -> None:
-        padding = self._embedding.padding_idx
+        padding = self._padding
         if padding is not None and self._input is not None:
             gradient = gradient.masked_fill((self._input == padding)[..., None], 0.0)
         super()._keep(gradient)
@@ -45,11 +63,11 @@ class EmbeddingTap(OneOutputTap):
     def squared_norms(self) -> Tensor:
         rows = self.rows()
         if rows is None:
-            return accumulate(self._embedding.weight.new_zeros(self._pass.records))
+            return accumulate(self._tables[0].weight.new_zeros(self._pass.records))
         return kernels.embedding_squared_norms(*rows)
 
     def weighted_sum(self, factors: Tensor) -> dict[str, Tensor]:
-        total = accumulate(torch.zeros_like(self._embedding.weight))
+        total = accumulate(torch.zeros_like(self._tables[0].weight))
         rows = self.rows()
         if rows is not None:
             ids, gradient = rows
@@ -64,9 +82,9 @@ class TiedEmbeddingTap(Tap):
     norm of the two parts side by side would be another number.
     """
 
-    def __init__(self, embedding: nn.Embedding, head: nn.Linear, weight: str) -> None:
+    def __init__(self, tables: Sequence[nn.Embedding], head: nn.Linear, weight: str) -> None:
         super().__init__((weight,))
-        self._table = EmbeddingTap(embedding, weight)
+        self._table = EmbeddingTap(tables, weight)
         self._head = LinearTap(head, weight, None)
 
     def open(self, current: Pass) -> None:
@@ -79,6 +97,10 @@ class TiedEmbeddingTap(Tap):
         self._head.close()
         super().close()
 
+    def require_called(self) -> None:
+        self._table.require_called()
+        self._head.require_called()
+
     def _attach(self) -> None:
         pass
 
@@ -90,7 +112,9 @@ class TiedEmbeddingTap(Tap):
         table, head = self._table.rows(), self._head.rows()
         if table is None or head is None:
             return total
-        return total + 2 * kernels.tied_inner_products(*table, *(accumulate(value) for value in head))
+        cross = 2 * kernels.tied_inner_products(*table, *(accumulate(value) for value in head))
+        # Two uses may cancel, and rounding must not make less of the norm than it is.
+        return total + cross + 8 * torch.finfo(total.dtype).eps * total
 
     def weighted_sum(self, factors: Tensor) -> dict[str, Tensor]:
         name = self.parameters[0]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from raptor.dp.gradients import kernels
 from raptor.dp.gradients.taps.base import Tap, accumulate
+from raptor.errors import ModelError
 from raptor.moe.experts import Assignment, ExpertBank, ExpertLinear, Stack, grouped_product
 
 
@@ -78,10 +79,19 @@ class ExpertsTap(Tap):
 
     def _forward(self, *inputs: Any) -> Tensor:
         hidden, assignment = self._bank.read(*inputs)
+        is_first = self._enter_call()
+        if len(hidden) != self._pass.records * self._pass.tokens:
+            raise ModelError(
+                f"The experts of {self.parameters[0]} are not given all tokens of all records in order, so it is "
+                "not known which record a row belongs to. This architecture is not covered."
+            )
+        if self._bank.is_random and not hidden.requires_grad:
+            # An activation with dropout must not run twice, so its graph is kept.
+            hidden = hidden.detach().requires_grad_()
         self._ends_here = not hidden.requires_grad
         run = self._run_alone if self._ends_here else self._run_in_graph
         rows, output = run(hidden, assignment)
-        if not self._pass.is_recomputing:
+        if is_first:
             self._rows = rows
             if self._ends_here:
                 output.register_hook(self._keep)  # type: ignore[no-untyped-call]
@@ -211,7 +221,8 @@ class ExpertsTap(Tap):
         rows, record = self._rows, self._record
         if rows is None or record is None:
             return
-        marked = records[record][:, None]
-        rows.inputs = (rows.inputs[0].masked_fill(marked, 0), rows.inputs[1].masked_fill(marked, 0))
-        for gradient in rows.gradients:
-            gradient[:] = [value.masked_fill(marked, 0) for value in gradient]
+        # Dropped, not set to zero: a low-rank update multiplies them by an expert's matrices once more, which
+        # need not be finite either.
+        sound = (~records[record]).nonzero().squeeze(1)
+        rows.select(sound)
+        self._record = record[sound]

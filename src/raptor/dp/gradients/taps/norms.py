@@ -68,16 +68,13 @@ class ElementwiseTap(Tap):
         self._copies: dict[str, Tensor] = {}
 
     def _attach(self) -> None:
-        self._handles.append(self._module.register_forward_pre_hook(self._enter))
+        self._handles.append(self._module.register_forward_pre_hook(self._enter, with_kwargs=True))
         self._handles.append(self._module.register_forward_hook(self._leave, always_call=True))
 
-    def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        values = inputs[0]
+    def _enter(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        values = inputs[0] if inputs else next(iter(named.values()))
+        self._enter_call()
         for attribute, name in self._names.items():
-            if name in self._copies and not self._pass.is_recomputing:
-                raise ModelError(
-                    f"{name} is used more than once in a forward pass. This architecture is not covered."
-                )
             if name not in self._copies:
                 self._copies[name] = self._copy(module.get_parameter(attribute), values, name)
             # An instance attribute hides the registered parameter for the time of the call.

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from raptor.dp.gradients.taps.base import Tap, accumulate
-from raptor.errors import ModelError
 
 
 class RelativeBiasTap(Tap):
@@ -33,12 +32,9 @@ class RelativeBiasTap(Tap):
 
     def _copy(self, bias: Tensor, queries: int, keys: int) -> Tensor:
         """The bias, given to each record as a leaf of its own."""
-        if self._pass.is_recomputing and self._scores is not None:
+        is_first = self._enter_call()
+        if not is_first and self._scores is not None:
             return self._scores
-        if self._scores is not None:
-            raise ModelError(
-                f"{self.parameters[0]} is used more than once in a forward pass. This architecture is not covered."
-            )
         attention = self._attention
         position = (
             torch.arange(keys, device=bias.device)[None] - torch.arange(queries, device=bias.device)[:, None]
