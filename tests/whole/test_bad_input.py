@@ -57,7 +57,7 @@ WRONG_COLUMNS = {
     "ingestion.text=body,ingestion.label=queu": "there is no column 'queu'. The closest is 'queue'",
     "ingestion.text=body,ingestion.split=fold": "there is no column 'fold'",
     "ingestion.text=body,ingestion.label=body": "both name the column 'body'",
-    "ingestion.source=notes.csw": "notes.csw",
+    "ingestion.source=note.csv": "The closest is notes.csv",
 }
 
 
