@@ -17,6 +17,7 @@ from transformers.models.switch_transformers.modeling_switch_transformers import
 )
 
 from raptor.errors import ModelError
+from raptor.moe.adapters import require_merged
 from raptor.moe.families import sparse_layers
 
 HEAD_FILE = "classifier_head.safetensors"
@@ -122,8 +123,9 @@ class MoEClassifier(nn.Module):
         """Write config, encoder weights, head and label names as a Hugging Face directory.
 
         Raises:
-            ModelError: the number of names is not the number of classes.
+            ModelError: the number of names is not the number of classes, or adapters are not folded in.
         """
+        require_merged(self)
         if len(label_names) != self.num_labels:
             raise ModelError(f"{len(label_names)} label names for a head of {self.num_labels} classes.")
         place = Path(directory)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from raptor.errors import ModelError
 from raptor.moe.experts import ExpertBank, FusedBank, ModuleBank
+from raptor.moe.lora import LoRAExperts
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,10 @@ class SparseLayer:
         Raises:
             ModelError: their layout is not covered.
         """
-        return self.family.read_experts(self.experts, self.experts_prefix)
+        experts = self.experts
+        if isinstance(experts, LoRAExperts):
+            return experts.bank(self.experts_prefix)
+        return self.family.read_experts(experts, self.experts_prefix)
 
 
 def _switch_bank(module: nn.Module, prefix: str) -> ExpertBank:
