@@ -75,6 +75,7 @@ class PrivacyPlan:
         generator: name of the noise generator.
         taken_as_public: facts about the private data that the guarantee does not cover.
         streams: the planned streams.
+        trainable: which parameters are trained: `full`, or adapters, in words.
     """
 
     unit: Unit
@@ -89,6 +90,7 @@ class PrivacyPlan:
     generator: str
     taken_as_public: tuple[str, ...]
     streams: tuple[StreamPlan, ...]
+    trainable: str = "full"
 
     @property
     def mode(self) -> Mode:
@@ -153,7 +155,8 @@ def read_plan(data: object) -> PrivacyPlan:
         LedgerError: a field is missing, unknown or out of range.
     """
     try:
-        found = checks.fields(data, frozenset(PrivacyPlan.__dataclass_fields__), "the privacy plan")
+        wanted = frozenset(PrivacyPlan.__dataclass_fields__)
+        found = checks.fields(data, wanted - {"trainable"}, "the privacy plan", frozenset({"trainable"}))
         return _plan(found)
     except RaptorError as error:
         raise LedgerError(str(error)) from None
@@ -181,6 +184,7 @@ def _plan(found: Mapping[str, Any]) -> PrivacyPlan:
         generator=generator,
         taken_as_public=tuple(checks.word(fact, "a fact taken as public", where) for fact in facts),
         streams=streams,
+        trainable=checks.word(found.get("trainable", "full"), "trainable", where),
     )
 
 

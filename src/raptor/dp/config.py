@@ -53,6 +53,18 @@ class StreamConfig(_Config):
     )
 
 
+class LoRAConfig(_Config):
+    """Low-rank adapters: what is trained when training.trainable is lora."""
+
+    rank: int = Field(default=8, gt=0, strict=True, description="r, columns of an update's first factor")
+    alpha: float = Field(default=16.0, gt=0, allow_inf_nan=False, description="updates are scaled by alpha/r")
+    targets: Literal["attention"] | Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        default="attention",
+        description="linear layers in the shared role: attention, or name patterns such as *.SelfAttention.q; "
+        "the protected layer's experts get adapters in any case",
+    )
+
+
 class TrainingConfig(_Config):
     """Schedule, streams and place of the private training."""
 
@@ -69,6 +81,10 @@ class TrainingConfig(_Config):
         allow_inf_nan=False,
         description="peak step size of the new classification head, in every method; null takes that of the stream",
     )
+    trainable: Literal["full", "lora"] = Field(
+        default="full", description="full: the weights themselves; lora: low-rank adapters and the head"
+    )
+    lora: LoRAConfig = Field(default=LoRAConfig())
     shared: StreamConfig = Field(default=StreamConfig())
     expert: StreamConfig = Field(default=StreamConfig())
     frozen: tuple[str, ...] = Field(
@@ -95,9 +111,22 @@ class TrainingConfig(_Config):
             )
         if self.shared.steps_per_cycle + self.expert.steps_per_cycle == 0:
             raise ValueError("both streams have 0 steps per cycle, so nothing would be trained")
+        if self.trainable == "full" and self.lora != LoRAConfig():
+            raise ValueError(
+                "training.lora is set, but training.trainable is full, so it would change nothing: set "
+                "training.trainable=lora, or leave training.lora out"
+            )
         if not all(0.0 <= beta < 1.0 for beta in self.adam_betas):
             raise ValueError("training.adam_betas must both lie in [0, 1)")
         return self
+
+    @property
+    def trainable_set(self) -> str:
+        """What is trained, in words for the privacy plan."""
+        if self.trainable == "full":
+            return "full"
+        where = self.lora.targets if isinstance(self.lora.targets, str) else ", ".join(self.lora.targets)
+        return f"lora of rank {self.lora.rank} and alpha {self.lora.alpha:g} on {where} and experts"
 
     def steps(self, stream: StreamConfig) -> int:
         """Releases of a stream over the whole run."""

@@ -43,6 +43,7 @@ def make_plan(
     generator: str,
     taken_as_public: Sequence[str],
     allow_large_delta: bool = False,
+    trainable: str = "full",
 ) -> PrivacyPlan:
     """Calibrate the noise of all streams in one ledger, to at most the budget.
 
@@ -52,7 +53,7 @@ def make_plan(
         epsilon, delta, adjacency, unit: the guarantee.
         batch_size: expected batch size B of every calibrated stream.
         population: public number of units.
-        population_source, layer, generator, taken_as_public: see `PrivacyPlan`.
+        population_source, layer, generator, taken_as_public, trainable: see `PrivacyPlan`.
         allow_large_delta: accept delta >= 1/population.
 
     Raises:
@@ -104,4 +105,5 @@ def make_plan(
         generator=generator,
         taken_as_public=tuple(taken_as_public),
         streams=streams,
+        trainable=trainable,
     )

@@ -8,7 +8,6 @@ baseline is the same schedule without clipping and noise; it is for public recor
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterator, Sequence
 from typing import Literal, Protocol
 
@@ -26,13 +25,13 @@ from raptor.dp.plan import EXPERT, MONOLITHIC, SHARED
 from raptor.dp.records import EncodedRecords
 from raptor.dp.sampling import PoissonSampler
 from raptor.dp.streams import RandomSource
+from raptor.dp.trainable import HEAD, TrainableSet, make_trainable
 from raptor.errors import ParameterError
+from raptor.moe.adapters import merge_lora
 from raptor.moe.classifier import MoEClassifier
-from raptor.moe.roles import expert_parameters, shared_parameters
 
 Method = Literal["raptor", "monolithic", "nonprivate"]
 FINAL_SHARE = 0.1
-HEAD = "head."
 
 
 class Stream(Protocol):
@@ -65,24 +64,6 @@ def resolve_device(name: str) -> torch.device:
 def random_source(config: TrainingConfig) -> RandomSource:
     """The source of coins and noise that the parameters ask for."""
     return RandomSource.secure() if config.seed is None else RandomSource.seeded(config.seed)
-
-
-def trainable_shared(model: MoEClassifier, frozen: Sequence[str]) -> tuple[str, ...]:
-    """Names of the shared parameters that are trained.
-
-    Raises:
-        ParameterError: a pattern matches nothing, or nothing is left.
-    """
-    names = shared_parameters(model)
-    for pattern in frozen:
-        if not fnmatch.filter(names, pattern):
-            raise ParameterError(
-                f"training.frozen has the pattern {pattern!r}, which matches no shared parameter."
-            )
-    kept = tuple(name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in frozen))
-    if not kept:
-        raise ParameterError("training.frozen leaves no shared parameter to train.")
-    return kept
 
 
 class _Optimizer:
@@ -208,8 +189,9 @@ class Trainer:
         randomness: RandomSource,
         sink: ReleaseSink,
     ) -> None:
-        """The model is trained in place; it is moved to the configured device."""
+        """The model is trained in place: it gets its adapters, if any, and is moved to the configured device."""
         self._device = resolve_device(config.device)
+        self.trainable: TrainableSet = make_trainable(model, config, plan.layer)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self._model = model.to(self._device).eval()
@@ -230,20 +212,30 @@ class Trainer:
         for _ in self.steps(method):
             pass
 
+    def finish(self) -> None:
+        """Fold adapters into the weights, after training: the model is then one like before, and can be saved.
+
+        Raises:
+            ModelError: an adapter is missing or would be left over.
+        """
+        if self._config.trainable == "lora":
+            merge_lora(self._model)
+
     def _schedule(self, method: Method) -> list[Stream]:
         config = self._config
-        shared_names = trainable_shared(self._model, config.frozen)
         total_steps = config.steps(config.shared) + config.steps(config.expert)
         if method == "raptor":
             cycle: list[Stream] = []
             if config.shared.steps_per_cycle:
-                engine = JointGradients(self._model, shared_names)
+                engine = JointGradients(self._model, self.trainable.shared)
                 cycle += [self._private(SHARED, engine, config.shared)] * config.shared.steps_per_cycle
             if config.expert.steps_per_cycle:
-                experts = OwnerExpertGradients(self._model, self._plan.layer)
+                experts = OwnerExpertGradients(
+                    self._model, self._plan.layer, parameters=self.trainable.expert
+                )
                 cycle += [self._private(EXPERT, experts, config.expert)] * config.expert.steps_per_cycle
             return cycle * config.cycles
-        names = shared_names + expert_parameters(self._model)
+        names = self.trainable.joint
         if method == "monolithic":
             return [
                 self._private(MONOLITHIC, JointGradients(self._model, names), config.shared)

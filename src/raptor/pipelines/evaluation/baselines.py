@@ -59,6 +59,7 @@ def baseline_tables(
             description = f"Training a baseline: {TITLES[name]}"
             for _ in track(trainer.steps(METHODS[name]), description, steps, long=True):
                 pass
+            trainer.finish()
         tables[name] = score_model(
             model,
             heldout,

@@ -95,7 +95,9 @@ def train_raptor(
     # A random name: neither the data nor the time of the run can be read from it.
     with ReleaseJournal.create(release_journals / f"{secrets.token_hex(8)}.jsonl", plan.to_json()) as journal:
         trainer = Trainer(model, records, plan, training, random_source(training), journal)
+        logger.info("%s", trainer.trainable.table())
         steps = training.steps(training.shared) + training.steps(training.expert)
         for _ in track(trainer.steps("raptor"), "Training privately", steps, long=True):
             pass
+        trainer.finish()
         return TunedModel(model, base_model, tuple(label_names)), journal.lines()

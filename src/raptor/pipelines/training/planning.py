@@ -18,7 +18,8 @@ from raptor.dp.plan import (
     StreamShape,
     make_plan,
 )
-from raptor.dp.training import random_source, resolve_device, trainable_shared
+from raptor.dp.trainable import make_trainable
+from raptor.dp.training import random_source, resolve_device
 from raptor.errors import BudgetError, ParameterError
 from raptor.moe.classifier import MoEClassifier
 from raptor.pipelines.evaluation.config import EvaluationConfig, EvaluationScope
@@ -52,12 +53,14 @@ def check_model(base_model: Path, layer_plan: Mapping[str, Any], training: Train
 
     Raises:
         ModelError: a trainable parameter has no exact per-record gradient, or the layer is not sparse.
-        ParameterError: the device is missing, or a pattern of frozen parameters matches nothing.
+        ParameterError: the device is missing, or a pattern of frozen parameters or adapters matches nothing.
     """
     resolve_device(training.device)
     model = MoEClassifier.from_encoder(base_model, 2)
-    JointGradients(model, trainable_shared(model, training.frozen))
-    OwnerExpertGradients(model, protected_layer(layer_plan))
+    layer = protected_layer(layer_plan)
+    trainable = make_trainable(model, training, layer)
+    JointGradients(model, trainable.shared)
+    OwnerExpertGradients(model, layer, parameters=trainable.expert)
 
 
 def require_declared(privacy: PrivacyConfig, public_constants: Mapping[str, Any]) -> None:
@@ -84,7 +87,10 @@ def require_planned(plan: PrivacyPlan, training: TrainingConfig) -> None:
         SHARED: (training.shared, float(training.batch_size)),
         EXPERT: (training.expert, training.batch_size / max(stream.blocks for stream in plan.streams)),
     }
-    pairs: list[tuple[str, object, object]] = [("randomness", random_source(training).name, plan.generator)]
+    pairs: list[tuple[str, object, object]] = [
+        ("randomness", random_source(training).name, plan.generator),
+        ("trainable, with lora", training.trainable_set, plan.trainable),
+    ]
     for name, (config, denominator) in streams.items():
         planned = plan.find(name)
         pairs.append(
@@ -196,4 +202,5 @@ def _plan(
         generator=random_source(training).name,
         taken_as_public=[*public_constants["taken_as_public"], *facts],
         allow_large_delta=privacy.allow_large_delta,
+        trainable=training.trainable_set,
     )
