@@ -1,0 +1,134 @@
+"""Every covered family, role, padding and way against a loop over records with ordinary autograd."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from raptor.moe.families import sparse_layers
+from tests.dp.engines import ROLES, TOLERANCE, assert_matches, make_batch
+from tests.families import EXPERTS, FAMILY_NAMES, family_classifier
+
+PADDINGS = ("right", "none", "left")
+WAYS = ("ghost", "direct", "auto")
+TINY_NORM = 1e-3
+
+
+@pytest.fixture(autouse=True)
+def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float64 throughout, where the models of transformers fall back to float32.
+
+    DeepSeek-V2 turns queries and keys in float32. Attention takes its softmax in float32, in which the lowest
+    float64, the mask's, is minus infinity: a padding token with nothing but padding before it would be NaN.
+    """
+    deepseek = importlib.import_module("transformers.models.deepseek_v2.modeling_deepseek_v2")
+    rotate_in_float32, softmax = deepseek.apply_rotary_emb, functional.softmax
+
+    def rotate(queries: torch.Tensor, keys: torch.Tensor, angles: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if queries.dtype != torch.float64:
+            return rotate_in_float32(queries, keys, angles)
+        angles = angles.to(torch.complex128).unsqueeze(1)
+        turned = [
+            torch.view_as_complex(value.reshape(*value.shape[:-1], -1, 2)) * angles
+            for value in (queries, keys)
+        ]
+        return tuple(torch.view_as_real(value).flatten(3) for value in turned)
+
+    def keep_float64(value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if value.dtype == torch.float64:
+            kwargs["dtype"] = torch.float64
+        return softmax(value, *args, **kwargs)
+
+    monkeypatch.setattr(deepseek, "apply_rotary_emb", rotate)
+    monkeypatch.setattr(functional, "softmax", keep_float64)
+
+
+def tolerance(family: str, padding: str, dtype: torch.dtype) -> float:
+    """Left padding shifts a record's positions, whose rotary angles are float32 in every model."""
+    is_shifted = padding == "left" and family != "switch_transformers"
+    return 1e-6 if is_shifted and dtype == torch.float64 else TOLERANCE[dtype]
+
+
+def compare(family: str, role: str, padding: str, way: str, dtype: torch.dtype) -> None:
+    model = family_classifier(family, dtype)
+    batch = make_batch(model, role, padding, records=5, tokens=6)
+    limit = tolerance(family, padding, dtype)
+    assert_matches(
+        model, role, batch, norms=(None, TINY_NORM), singles=way == "auto", tolerance=limit, way=way
+    )
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_norms_and_sums_are_those_of_a_loop_over_records(family: str, role: str) -> None:
+    """One padding and way for each pair; the slow grid has them all."""
+    turn = FAMILY_NAMES.index(family) + ROLES.index(role)
+    compare(family, role, PADDINGS[turn % 3], WAYS[(turn + 2) % 3], torch.float64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_the_whole_grid_agrees_with_a_loop_over_records(family, role, padding, way, dtype) -> None:
+    compare(family, role, padding, way, dtype)
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_float32_agrees_too(family: str) -> None:
+    compare(family, "monolithic", "right", "auto", torch.float32)
+    compare(family, "expert", "right", "auto", torch.float32)
+
+
+def send_all_to(model: torch.nn.Module, expert: int) -> None:
+    """Let every router choose the same expert for all tokens (and the next one, where it chooses two)."""
+
+    def choose(module: torch.nn.Module, _inputs: Any, output: Any) -> Any:
+        first, weights, last = output
+        if hasattr(module, "classifier"):
+            dispatch = torch.zeros_like(first)
+            dispatch[..., expert % first.shape[-1]] = 1
+            return dispatch, weights, last
+        slots = torch.arange(last.shape[-1]) + expert
+        return first, weights, (slots % EXPERTS).expand_as(last).contiguous()
+
+    for layer in sparse_layers(model):
+        layer.router.register_forward_hook(choose)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    family=st.sampled_from(["olmoe", "deepseek_v2", "switch_transformers"]),
+    role=st.sampled_from(ROLES),
+    padding=st.sampled_from(PADDINGS),
+    way=st.sampled_from(WAYS),
+    records=st.integers(1, 6),
+    tokens=st.integers(2, 7),
+    norm=st.sampled_from([1e-4, None, 1e4]),
+    only_expert=st.none() | st.integers(0, EXPERTS - 1),
+    stray_owners=st.booleans(),
+    seed=st.integers(0, 10_000),
+)
+def test_any_shape_routing_and_clipping_norm(
+    family, role, padding, way, records, tokens, norm, only_expert, stray_owners, seed
+) -> None:
+    """Among them: as many records as tokens, all tokens at one expert, owners that no token goes to."""
+    model = family_classifier(family, seed=seed)
+    if only_expert is not None:
+        send_all_to(model, only_expert)
+    batch = make_batch(model, role, padding, records=records, tokens=tokens, seed=seed)
+    if stray_owners:
+        generator = torch.Generator().manual_seed(seed)
+        owners = torch.randint(0, EXPERTS, batch.owners.shape, generator=generator)
+        batch = dataclasses.replace(batch, owners=owners)
+    limit = tolerance(family, padding, torch.float64)
+    assert_matches(model, role, batch, norms=(norm,), tolerance=limit, way=way)
