@@ -51,8 +51,8 @@ class TrainableSet:
             for name in names:
                 groups.setdefault(re.sub(r"\d+", "*", name), []).append(name)
             rows += [
-                (role, pattern, f"{len(found):,}", f"{self.count(found):,}")
-                for pattern, found in groups.items()
+                (role, _common(found), f"{len(found):,}", f"{self.count(found):,}")
+                for found in groups.values()
             ]
             rows.append((role, "in all", f"{len(names):,}", f"{self.count(names):,}"))
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
@@ -63,6 +63,13 @@ class TrainableSet:
         trained = self.count(self.shared + self.expert)
         heading = f"Trained ({self.words}): {trained:,} of {self.total:,} numbers of the model."
         return "\n  ".join([heading, *lines])
+
+
+def _common(names: Sequence[str]) -> str:
+    """One pattern for names that differ in numbers only: a star where they differ."""
+    columns = zip(*(name.split(".") for name in names), strict=True)
+    parts = [parts[0] if len(set(parts)) == 1 else re.sub(r"\d+", "*", parts[0]) for parts in columns]
+    return ".".join(parts)
 
 
 def make_trainable(model: nn.Module, config: TrainingConfig, layer: int) -> TrainableSet:
