@@ -1,0 +1,1 @@
+"""Measurements to run by hand on an idle machine; nothing here is installed."""
