@@ -20,6 +20,7 @@ from raptor.dp.clipping import ClippingRule
 from raptor.dp.config import StreamConfig, TrainingConfig
 from raptor.dp.gradients.engine import GradientEngine, JointGradients, OwnerExpertGradients
 from raptor.dp.gradients.losses import classification_loss
+from raptor.dp.isolation import EngineSpec
 from raptor.dp.mechanism import GaussianMechanism, ReleaseSink
 from raptor.dp.plan import EXPERT, MONOLITHIC, SHARED
 from raptor.dp.records import EncodedRecords
@@ -64,6 +65,29 @@ def resolve_device(name: str) -> torch.device:
 def random_source(config: TrainingConfig) -> RandomSource:
     """The source of coins and noise that the parameters ask for."""
     return RandomSource.secure() if config.seed is None else RandomSource.seeded(config.seed)
+
+
+def engine_specs(
+    trainable: TrainableSet, layer: int, config: TrainingConfig, method: Method = "raptor"
+) -> list[EngineSpec]:
+    """The engines of a method's private streams, by the streams' names; a stream without steps has none.
+
+    The isolation gate checks what this gives, and the trainer uses what this gives.
+    """
+    if method == "monolithic":
+        return [EngineSpec(MONOLITHIC, lambda model: JointGradients(model, trainable.joint))]
+    specs = []
+    if method == "raptor" and config.shared.steps_per_cycle:
+        specs.append(EngineSpec(SHARED, lambda model: JointGradients(model, trainable.shared)))
+    if method == "raptor" and config.expert.steps_per_cycle:
+        specs.append(
+            EngineSpec(
+                EXPERT,
+                lambda model: OwnerExpertGradients(model, layer, parameters=trainable.expert),
+                (layer,),
+            )
+        )
+    return specs
 
 
 class _Optimizer:
@@ -224,22 +248,19 @@ class Trainer:
     def _schedule(self, method: Method) -> list[Stream]:
         config = self._config
         total_steps = config.steps(config.shared) + config.steps(config.expert)
+        engines = {
+            spec.name: spec.build(self._model)
+            for spec in engine_specs(self.trainable, self._plan.layer, config, method)
+        }
         if method == "raptor":
             cycle: list[Stream] = []
-            if config.shared.steps_per_cycle:
-                engine = JointGradients(self._model, self.trainable.shared)
-                cycle += [self._private(SHARED, engine, config.shared)] * config.shared.steps_per_cycle
-            if config.expert.steps_per_cycle:
-                experts = OwnerExpertGradients(
-                    self._model, self._plan.layer, parameters=self.trainable.expert
-                )
-                cycle += [self._private(EXPERT, experts, config.expert)] * config.expert.steps_per_cycle
+            for name, stream in ((SHARED, config.shared), (EXPERT, config.expert)):
+                if name in engines:
+                    cycle += [self._private(name, engines[name], stream)] * stream.steps_per_cycle
             return cycle * config.cycles
-        names = self.trainable.joint
         if method == "monolithic":
-            return [
-                self._private(MONOLITHIC, JointGradients(self._model, names), config.shared)
-            ] * total_steps
+            return [self._private(MONOLITHIC, engines[MONOLITHIC], config.shared)] * total_steps
+        names = self.trainable.joint
         return [
             NonPrivateStream(
                 self._sampler("nonprivate", config.batch_size / self._plan.population),

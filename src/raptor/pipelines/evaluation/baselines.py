@@ -16,7 +16,7 @@ from raptor.errors import DataError
 from raptor.moe.classifier import MoEClassifier
 from raptor.pipelines.evaluation.config import EvaluationConfig, EvaluationScope
 from raptor.pipelines.evaluation.scoring import score_model
-from raptor.pipelines.training.planning import monolithic_plan
+from raptor.pipelines.training.planning import monolithic_plan, require_isolated
 from raptor.progress import track
 from raptor.reporting.methods import BASE, MONOLITHIC, NONPRIVATE, RAPTOR, TITLES
 from raptor.reporting.tables import EvaluationTables
@@ -53,6 +53,7 @@ def baseline_tables(
             own_plan = plan
             if name == MONOLITHIC:
                 own_plan = monolithic_plan(layer_plan, public_constants, privacy, training)
+                require_isolated(model, own_plan.layer, training, METHODS[name])
             own_steps = scaled(training, getattr(evaluation.step_sizes, name))
             trainer = Trainer(model, train, own_plan, own_steps, random_source(training), sink=[])
             steps = training.steps(training.shared) + training.steps(training.expert)

@@ -75,6 +75,7 @@ def train_raptor(
     Raises:
         DataError: tokens, labels and owners do not belong together.
         BudgetError: the plan and the parameters do not fit together.
+        ModelError: the isolation gate has found what couples records, or a gradient that is not exact.
     """
     from raptor.accounting.journal import ReleaseJournal
     from raptor.accounting.plan import read_plan
@@ -82,7 +83,7 @@ def train_raptor(
     from raptor.dp.training import Trainer, random_source, resolve_device
     from raptor.moe.classifier import MoEClassifier
     from raptor.pipelines.training.models import TunedModel
-    from raptor.pipelines.training.planning import require_planned
+    from raptor.pipelines.training.planning import require_isolated, require_planned
     from raptor.pipelines.training.records import encoded_records
 
     plan = read_plan(privacy_plan)
@@ -92,6 +93,8 @@ def train_raptor(
     records.require_below(classes=len(label_names), owners=None if expert is None else expert.blocks)
     model = MoEClassifier.from_encoder(base_model, len(label_names))
     logger.info("Training on %s.", resolve_device(training.device))
+    # On synthetic records, and before the journal is opened: what it refuses has cost nothing.
+    logger.info("%s", require_isolated(model, plan.layer, training))
     # A random name: neither the data nor the time of the run can be read from it.
     with ReleaseJournal.create(release_journals / f"{secrets.token_hex(8)}.jsonl", plan.to_json()) as journal:
         trainer = Trainer(model, records, plan, training, random_source(training), journal)

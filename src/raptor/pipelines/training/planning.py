@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from raptor.accounting.plan import PrivacyPlan, StreamPlan
 from raptor.accounting.types import Adjacency, Unit
 from raptor.dp.config import PrivacyConfig, TrainingConfig
 from raptor.dp.gradients.engine import JointGradients, OwnerExpertGradients
+from raptor.dp.isolation import Isolation, check_isolation
 from raptor.dp.plan import (
     EVALUATION,
     EXPERT,
@@ -19,7 +21,7 @@ from raptor.dp.plan import (
     make_plan,
 )
 from raptor.dp.trainable import make_trainable
-from raptor.dp.training import random_source, resolve_device
+from raptor.dp.training import Method, engine_specs, random_source, resolve_device
 from raptor.errors import BudgetError, ParameterError
 from raptor.moe.classifier import MoEClassifier
 from raptor.pipelines.evaluation.config import EvaluationConfig, EvaluationScope
@@ -61,6 +63,19 @@ def check_model(base_model: Path, layer_plan: Mapping[str, Any], training: Train
     trainable = make_trainable(model, training, layer)
     JointGradients(model, trainable.shared)
     OwnerExpertGradients(model, layer, parameters=trainable.expert)
+
+
+def require_isolated(
+    model: MoEClassifier, layer: int, training: TrainingConfig, method: Method = "raptor"
+) -> Isolation:
+    """Run the isolation gate on a copy of a model, made ready as the trainer does it.
+
+    Raises:
+        ModelError: names what couples records, or what is not exact. Nothing was spent.
+    """
+    ready = copy.deepcopy(model).to(resolve_device(training.device)).eval()
+    specs = engine_specs(make_trainable(ready, training, layer), layer, training, method)
+    return check_isolation(ready, specs, classes=model.num_labels)
 
 
 def require_declared(privacy: PrivacyConfig, public_constants: Mapping[str, Any]) -> None:
