@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from raptor.accounting.plan import StreamPlan
 from raptor.accounting.types import Release
 from raptor.dp.clipping import ClippedSum
-from raptor.dp.streams import RandomStream
+from raptor.dp.streams import BLOCK, RandomStream
 from raptor.errors import BudgetError
 
 
@@ -69,10 +70,15 @@ class GaussianMechanism:
         )
         self._sink.append(release)
         self._released += 1
-        noisy: dict[str, Tensor] = {}
-        for name, tensor in total.tensors.items():
-            noise = self._noise.normals(tensor.shape).mul_(release.noise_deviation)
+        return {name: self._noisy(tensor, release.noise_deviation) for name, tensor in total.tensors.items()}
+
+    def _noisy(self, total: Tensor, deviation: float) -> Tensor:
+        """(total + N(0, deviation^2)) / D, in the type and place of the total."""
+        flat = total.detach().cpu().reshape(-1)
+        result = torch.empty_like(flat)
+        for start in range(0, len(flat), BLOCK):
+            part = flat[start : start + BLOCK]
             # Summed in float64: the addition itself must not depend on the rounding of a smaller type.
-            summed = tensor.detach().cpu().double().add_(noise).div_(plan.denominator)
-            noisy[name] = summed.to(device=tensor.device, dtype=tensor.dtype)
-        return noisy
+            noise = self._noise.normals(part.shape).mul_(deviation)
+            result[start : start + BLOCK] = noise.add_(part).div_(self.stream.denominator)
+        return result.reshape(total.shape).to(total.device)

@@ -28,6 +28,8 @@ from raptor.errors import ParameterError
 KEY_BYTES = 32
 _WORD_BITS = 53
 _COIN_SCALE = 2**64
+# Normals of one pass; a constant of the stream, since it decides which bits make which number.
+BLOCK = 2**15
 
 
 class RandomStream:
@@ -55,15 +57,24 @@ class RandomStream:
     def normals(self, shape: Sequence[int]) -> Tensor:
         """Independent standard normals, float64, on the CPU."""
         count = math.prod(shape)
-        pairs = (count + 1) // 2
+        drawn = torch.empty(count, dtype=torch.float64)
+        # In blocks that stay in the cache, which is several times faster than one pass after another.
+        for start in range(0, count, BLOCK):
+            self._fill(drawn[start : start + BLOCK])
+        return drawn.reshape(tuple(shape))
+
+    def _fill(self, target: Tensor) -> None:
+        """Overwrite a (count,) float64 tensor with standard normals."""
+        pairs = (len(target) + 1) // 2
         words = (self._words(3 * pairs) >> np.uint64(64 - _WORD_BITS)).astype(np.float64)
         high, low, turn = torch.from_numpy(words).view(3, pairs).unbind()
         unit = 2.0**-_WORD_BITS
-        uniform = (high + (low + 0.5) * unit) * unit
+        uniform = low.add_(0.5).mul_(unit).add_(high).mul_(unit)
         radius = uniform.log_().mul_(-2.0).sqrt_()
-        angle = turn * (2.0 * math.pi * unit)
-        drawn = torch.cat([radius * angle.cos(), radius * angle.sin_()])
-        return drawn[:count].reshape(tuple(shape))
+        angle = turn.mul_(2.0 * math.pi * unit)
+        torch.mul(radius, angle.cos(), out=target[:pairs])
+        second = len(target) - pairs
+        torch.mul(radius[:second], angle.sin_()[:second], out=target[pairs:])
 
 
 class RandomSource:
