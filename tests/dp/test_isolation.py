@@ -24,7 +24,9 @@ from raptor.errors import ModelError
 from raptor.moe.classifier import MoEClassifier
 from raptor.moe.families import sparse_layers
 from raptor.moe.roles import expert_parameters, shared_parameters
+from raptor.pipelines.training.nodes import train_raptor
 from raptor.pipelines.training.planning import require_isolated
+from tests.dp.test_trainable import Stage
 from tests.families import FAMILY_NAMES, family_classifier, family_language_model
 from tests.tiny import tiny_classifier
 
@@ -498,3 +500,17 @@ def test_a_model_that_fails_is_refused_with_its_reason() -> None:
             raise RuntimeError("no kernel for this shape")
 
     refused_engine(Failing, "running the model: it fails .*no kernel for this shape")
+
+
+# Where the gate stands.
+
+
+def test_nothing_is_opened_when_the_gate_refuses(tmp_path, monkeypatch) -> None:
+    stage = Stage(tmp_path)
+    monkeypatch.setattr(
+        LinearTap, "squared_norms", lambda self: self._linear.weight.new_ones(self._pass.records)
+    )
+    names = [f"class {label}" for label in range(stage.classes)]
+    with pytest.raises(ModelError, match=r"Isolation gate, shared parameters.*Nothing was spent"):
+        train_raptor(stage.base, names, stage.train, stage.owners, stage.plan, stage.journals, stage.training)
+    assert not any(stage.journals.iterdir())

@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from raptor.dp.gradients.losses import RecordLoss, classification_loss
-from raptor.dp.isolation.numbers import EngineChecks, Subject, check_capacity, check_losses
+from raptor.dp.isolation.engines import EngineChecks
+from raptor.dp.isolation.losses import check_capacity, check_losses
 from raptor.dp.isolation.specs import EngineSpec, refusal
 from raptor.dp.isolation.structure import active_dropout, check_structure
+from raptor.dp.isolation.subject import Subject
 from raptor.dp.isolation.synthetic import generator, routings, synthetic_batch
 
 # Public constants. A model of at most so many parameters is checked on copies, one of them in float64.

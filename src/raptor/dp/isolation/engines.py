@@ -1,145 +1,28 @@
-"""The checks that compare numbers: records alone, in batches of all kinds, and by plain autograd."""
+"""An engine's sums, alone and in company, against plain autograd and against the clipping norm."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from raptor.dp.clipping import ClippingRule
 from raptor.dp.gradients.engine import GradientEngine
-from raptor.dp.gradients.losses import RecordLoss
 from raptor.dp.isolation import truth
-from raptor.dp.isolation.blame import culprit
 from raptor.dp.isolation.specs import EngineSpec, refusal
 from raptor.dp.isolation.structure import State, check_router
-from raptor.dp.isolation.synthetic import LENGTHS, alone, crowd, gather, routings, with_owners
+from raptor.dp.isolation.subject import ALL, COMPANIES, MIX, WIDTH, Subject
+from raptor.dp.isolation.synthetic import alone, gather, routings, with_owners
 from raptor.dp.records import Batch
+from raptor.errors import ModelError
 
-ALL = tuple(range(len(LENGTHS)))
-WIDTH = max(LENGTHS)
-# name -> records and padded length. What a record gives must be the same in each of them as alone.
-COMPANIES: Mapping[str, tuple[tuple[int, ...], int]] = {
-    "with other records": (ALL, WIDTH),
-    "in another order": (ALL[::-1], WIDTH),
-    "with other companions": ((0, 4, 2), WIDTH),
-    "among copies": ((0,) * 9 + (1,), WIDTH),
-    "with more padding": (ALL, WIDTH + 3),
-    "in a batch of as many records as tokens": ((*ALL, 1), WIDTH),
-}
 FEW = ("with other records", "with more padding")
-CROWD = 256
 # No factor is below 1, whatever the norm.
 UNCLIPPED = ClippingRule(1e12)
 SMALL = 0.1
-MIX = "Every record's loss must be a function of that record alone; replace what mixes records."
 INEXACT = "Leave these parameters out of training (training.frozen), or use a model whose layers are covered."
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A model to be checked, and how exact its type is.
-
-    Attributes:
-        model: with no parameter that is zero altogether.
-        batch: synthetic records.
-        loss: one number for each record.
-        tolerance: relative difference that counts as rounding.
-        is_thorough: whether every variant is run; not where a check in float64 has run them.
-        keeps: whether the gradients of all records are kept; else they are computed again when needed.
-    """
-
-    model: nn.Module
-    batch: Batch
-    loss: RecordLoss
-    tolerance: float
-    is_thorough: bool = True
-    keeps: bool = True
-
-    @property
-    def precision(self) -> str:
-        return str(next(self.model.parameters()).dtype).removeprefix("torch.")
-
-    def losses(self, batch: Batch) -> Tensor:
-        """(records,) float64 on the CPU.
-
-        Raises:
-            ModelError: the loss has another shape.
-        """
-        with torch.no_grad():
-            values = self.loss(self.model, batch)
-        if values.shape != (len(batch),):
-            raise refusal(
-                "losses",
-                f"the loss has the shape {tuple(values.shape)} for {len(batch)} records; a mean or sum over the batch "
-                "couples them.",
-                "It must give one number for each record, from that record alone.",
-            )
-        return values.double().cpu()
-
-
-def check_losses(subject: Subject) -> None:
-    """Raises ModelError when the loss of a record depends on its company, and names the module that mixes."""
-    batch = subject.batch
-    single = torch.cat([subject.losses(alone(batch, record)) for record in ALL])
-    if not bool(torch.isfinite(single).all()):
-        raise refusal("losses", "the loss of a synthetic record is not finite.", "Use another base model.")
-    again = subject.losses(alone(batch, 0))
-    if not torch.equal(again, single[:1]):
-        raise refusal(
-            "repetition",
-            "the same record has another loss the second time: the model draws at random, or remembers.",
-            "Put the model in evaluation mode; dropout layers (nn.Dropout) are the only randomness that is covered.",
-        )
-    for company, (rows, width) in COMPANIES.items():
-        _compare(subject, gather(batch, rows, width), single[list(rows)], company)
-    many = crowd(batch, CROWD)
-    copy = subject.losses(gather(many, [1], WIDTH))
-    _compare(subject, many, torch.cat([single[:1], copy.expand(CROWD), single[:1]]), f"among {CROWD} copies")
-
-
-def check_capacity(subject: Subject) -> None:
-    """Raises ModelError when experts that take one token only take one of the batch, not one of each record."""
-    with _least_capacity(subject.model) as is_limited:
-        if is_limited:
-            batch = subject.batch
-            single = torch.cat([subject.losses(alone(batch, record)) for record in ALL])
-            for company, (rows, width) in COMPANIES.items():
-                _compare(
-                    subject, gather(batch, rows, width), single[list(rows)], f"{company}, expert_capacity 1"
-                )
-
-
-@contextmanager
-def _least_capacity(model: nn.Module) -> Iterator[bool]:
-    limited = {
-        module: vars(module)["expert_capacity"]
-        for module in model.modules()
-        if isinstance(vars(module).get("expert_capacity"), int)
-    }
-    for module in limited:
-        vars(module)["expert_capacity"] = 1
-    try:
-        yield bool(limited)
-    finally:
-        for module, capacity in limited.items():
-            vars(module)["expert_capacity"] = capacity
-
-
-def _compare(subject: Subject, batch: Batch, expected: Tensor, company: str) -> None:
-    found = subject.losses(batch)
-    wrong = ~((found - expected).abs() <= subject.tolerance * expected.abs().clamp_min(1e-3))
-    if bool(wrong.any()):
-        row = int(wrong.nonzero()[0])
-        where = culprit(subject.model, subject.loss, batch, row, subject.tolerance)
-        raise refusal(
-            "records are not independent",
-            f"a record has another loss {company} than alone ({subject.precision}); {where}.",
-            MIX,
-        )
 
 
 class EngineChecks:
@@ -167,9 +50,11 @@ class EngineChecks:
         self._aliasing()
         plain = [truth.length(self._plain(record)) for record in ALL]
         largest = max(plain)
-        if largest == 0.0:
+        if not all(math.isfinite(norm) for norm in plain) or largest == 0.0:
             raise self._refuse(
-                "no gradient", "no synthetic record has a gradient, so that nothing is shown.", INEXACT
+                "gradients",
+                "the gradient of a synthetic record is not finite, or all are zero, so that nothing is shown.",
+                INEXACT,
             )
         small = ClippingRule(SMALL * min(norm for norm in plain if norm > 1e-6 * largest))
         # Two rounds: a norm that an earlier pass left behind is then that of another record.
@@ -185,7 +70,7 @@ class EngineChecks:
         self._forgetful()
         return norms
 
-    def _refuse(self, check: str, found: str, advice: str) -> Exception:
+    def _refuse(self, check: str, found: str, advice: str) -> ModelError:
         return refusal(
             f"{self._spec.name} parameters, {check}", f"in {self._subject.precision}, {found}", advice
         )
