@@ -46,7 +46,11 @@ class Grams:
 
 
 def linear_squared_norms(
-    activations: Tensor, gradients: Tensor, way: Way = "auto", grams: Grams | None = None
+    activations: Tensor,
+    gradients: Tensor,
+    way: Way = "auto",
+    grams: Grams | None = None,
+    valid: Tensor | None = None,
 ) -> Tensor:
     """Squared norm of each record's weight gradient.
 
@@ -55,17 +59,24 @@ def linear_squared_norms(
         gradients: (records, rows, out), loss gradients of its outputs.
         way: by Gram matrices, by gradients of single records, or whichever is cheaper.
         grams: keeps Gram matrices of the activations.
+        valid: (records, rows) bool, False for rows that do not count; all do by default.
 
     Returns:
         (records,), float32 or better.
     """
     records, rows, inputs = activations.shape
     gradients = _upcast(gradients)
+    ghost = _is_ghost(way, rows, inputs, gradients.shape[2])
+    if valid is not None and not (ghost and rows > 1):
+        gradients = torch.where(valid[..., None], gradients, gradients.new_zeros(()))
     if rows == 1 and way != "direct":
         return _upcast(activations).square().sum(dim=(1, 2)) * gradients.square().sum(dim=(1, 2))
-    if _is_ghost(way, rows, inputs, gradients.shape[2]):
+    if ghost:
         left = (grams or Grams()).of(activations)
         right = torch.bmm(gradients, gradients.transpose(1, 2))
+        if valid is not None:
+            # Fewer numbers than the rows have, and what is left out need not be finite.
+            right = torch.where(valid[:, :, None] & valid[:, None, :], right, right.new_zeros(()))
         norms = torch.bmm(left.reshape(records, 1, -1), right.reshape(records, -1, 1)).view(records)
         # Where rows cancel, rounding may leave anything, even a negative number, and a record that looks small is
         # not clipped. The error is below eps (sum_t |a_t| |g_t|)^2, so with that added no norm is too small.
@@ -120,9 +131,8 @@ def segment_squared_norms(
             slot = torch.arange(width, device=segment.device)
             length = lengths[chosen][:, None]
             rows = starts[chosen][:, None] + torch.minimum(slot[None], length - 1)
-            mask = (slot[None] < length)[..., None]
-            picked = torch.where(mask, gradients[rows], gradients.new_zeros(()))
-            result[chosen] = linear_squared_norms(activations[rows], picked, way)
+            valid = slot[None] < length
+            result[chosen] = linear_squared_norms(activations[rows], gradients[rows], way, valid=valid)
         low, high = high, 2 * high
     return result
 
