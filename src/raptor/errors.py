@@ -31,5 +31,9 @@ class BudgetError(RaptorError):
     """The privacy budget is invalid, infeasible or would be exceeded."""
 
 
+class AuditError(RaptorError):
+    """An attack or a check contradicts what the mechanism claims."""
+
+
 class LedgerError(RaptorError):
     """A ledger or certificate is broken, incomplete or does not say what it should."""

@@ -26,6 +26,7 @@ MODELS: Mapping[str, str] = {
     "training": "raptor.pipelines.training.config:TrainingConfig",
     "accounting": "raptor.pipelines.accounting.config:AccountingConfig",
     "evaluation": "raptor.pipelines.evaluation.config:EvaluationConfig",
+    "audit": "raptor.pipelines.audit.config:AuditConfig",
     "tracking": "raptor.hooks.config:TrackingConfig",
 }
 """Top-level parameter key to the model that describes it, imported when the parameters are read."""

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from raptor.reporting import style
+from raptor.reporting.audit import NOT_RUN, AuditNote
 from raptor.reporting.comparison import Comparison, compare
 from raptor.reporting.guarantee import Guarantee, StreamFacts
 from raptor.reporting.report import ReportInputs
@@ -81,6 +82,7 @@ def sample_inputs(**changes: Any) -> ReportInputs:
         "routing_headline": "Layer 3 is the most even",
         "parameters": {"privacy": {"epsilon": 3.0, "delta": 1e-6}, "training": {"batch_size": 512}},
         "certificate": "data/08_reporting/privacy_certificate.json",
+        "audit": AuditNote("not run", NOT_RUN),
         "version": "1.2.3",
     }
     return ReportInputs(**{**values, **changes})

@@ -187,6 +187,7 @@ def test_inputs_have_no_field_for_private_values() -> None:
         "routing_headline",
         "parameters",
         "certificate",
+        "audit",
         "version",
     }
 

@@ -2,13 +2,20 @@
 
 from raptor.datasets.arrow import ArrowDataset
 from raptor.datasets.directories import PretrainedDirectory, ReleaseJournalStore
-from raptor.datasets.documents import FigureDataset, JSONDataset, JSONLinesDataset, TextDataset
+from raptor.datasets.documents import (
+    FigureDataset,
+    JSONDataset,
+    JSONLinesDataset,
+    OptionalJSONDataset,
+    TextDataset,
+)
 
 __all__ = [
     "ArrowDataset",
     "FigureDataset",
     "JSONDataset",
     "JSONLinesDataset",
+    "OptionalJSONDataset",
     "PretrainedDirectory",
     "ReleaseJournalStore",
     "TextDataset",

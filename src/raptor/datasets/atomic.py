@@ -6,7 +6,7 @@ import os
 import shutil
 from abc import abstractmethod
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from kedro.io import AbstractDataset
 
@@ -56,6 +56,9 @@ class AtomicDataset(AbstractDataset[SaveType, LoadType]):
     A save that fails removes what it had written, so that no half-written and no forgotten copy of private
     data stays on disk.
     """
+
+    is_optional: ClassVar[bool] = False
+    """Whether a run may start without it; `load` then has an answer for a file that is absent."""
 
     def __init__(self, *, filepath: str, metadata: dict[str, Any] | None = None) -> None:
         self._filepath = Path(filepath)

@@ -52,6 +52,15 @@ class JSONDataset(AtomicDataset[Any, Any]):
         write_text(text + "\n", path)
 
 
+class OptionalJSONDataset(JSONDataset):
+    """A JSON value of a stage that need not have run: loads as None as long as it is not there."""
+
+    is_optional = True
+
+    def load(self) -> Any:
+        return super().load() if self.filepath.exists() else None
+
+
 class JSONLinesDataset(AtomicDataset[Iterable[Any], list[Any]]):
     """A list of JSON values, one a line.
 

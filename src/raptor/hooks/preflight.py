@@ -52,7 +52,7 @@ def require_made(name: str, catalog: Any) -> None:
     if name.startswith("params:") or name == "parameters":
         return
     dataset = catalog.get(name)
-    if isinstance(dataset, AtomicDataset) and not dataset.filepath.exists():
+    if isinstance(dataset, AtomicDataset) and not dataset.is_optional and not dataset.filepath.exists():
         raise DataError(missing(name, dataset))
 
 

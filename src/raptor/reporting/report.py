@@ -12,6 +12,7 @@ from math import exp
 from typing import TYPE_CHECKING, Any
 
 from raptor.reporting import words
+from raptor.reporting.audit import AuditNote
 from raptor.reporting.comparison import Comparison
 from raptor.reporting.figures import Bar, accuracy_comparison, calibration, confusion_matrix
 from raptor.reporting.guarantee import Guarantee
@@ -48,6 +49,7 @@ class ReportInputs:
     routing: the figure of the public layer choice, with a sentence that says what it shows.
     parameters: section -> parameter -> value; nothing that names a file of the user.
     certificate: where `raptor verify` finds the certificate, as a path relative to the project.
+    audit: what attacks on the mechanism found, or that none were made.
     """
 
     comparison: Comparison
@@ -57,6 +59,7 @@ class ReportInputs:
     routing_headline: str
     parameters: Mapping[str, Mapping[str, Any]]
     certificate: str
+    audit: AuditNote
     version: str
 
 
@@ -216,6 +219,7 @@ def render_report(inputs: ReportInputs) -> str:
         routing_headline=inputs.routing_headline,
         parameters=inputs.parameters,
         certificate=inputs.certificate,
+        audit=inputs.audit,
         version=inputs.version,
     )
 

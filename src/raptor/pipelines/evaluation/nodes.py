@@ -159,15 +159,20 @@ def write_report(
     privacy_certificate: Mapping[str, Any],
     routing_profile: Mapping[str, Any],
     layer_plan: Mapping[str, Any],
+    audit_results: Mapping[str, Any] | None,
     privacy: PrivacyConfig,
     training: TrainingConfig,
     evaluation: EvaluationConfig,
 ) -> str:
-    """The report as one self-contained HTML page, from released and public values only."""
+    """The report as one self-contained HTML page, from released and public values only.
+
+    `audit_results` is None where the audit, which is not part of the default run, was not made.
+    """
     from raptor import __version__
     from raptor.pipelines.evaluation.consistency import require_one_run
     from raptor.pipelines.selection.figure import draw
     from raptor.pipelines.selection.profile import headline
+    from raptor.reporting.audit import read_audit
     from raptor.reporting.comparison import comparison_from_json
     from raptor.reporting.guarantee import read_guarantee
     from raptor.reporting.report import ReportInputs, flat_parameters, render_report
@@ -190,6 +195,7 @@ def write_report(
                 "evaluation": flat_parameters(evaluation),
             },
             certificate=CERTIFICATE,
+            audit=read_audit(audit_results, privacy_plan),
             version=__version__,
         )
     )

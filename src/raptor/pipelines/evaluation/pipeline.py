@@ -81,6 +81,7 @@ def create_pipeline() -> Pipeline:
                     "privacy_certificate",
                     "routing_profile",
                     "layer_plan",
+                    "audit_results",
                     "params:privacy",
                     "params:training",
                     "params:evaluation",

@@ -1,0 +1,1 @@
+"""Empirical privacy audit: attacks on the mechanism with known records, and lower bounds on epsilon from them."""

@@ -1,0 +1,5 @@
+"""Attack the mechanism on canaries, and compare with the claim; not part of the default run."""
+
+from raptor.pipelines.audit.pipeline import create_pipeline
+
+__all__ = ["create_pipeline"]
