@@ -18,10 +18,10 @@ WIDTH = max(LENGTHS)
 # name -> records and padded length. What a record gives must be the same in each of them as alone.
 COMPANIES: Mapping[str, tuple[tuple[int, ...], int]] = {
     "with other records": (ALL, WIDTH),
+    "with more padding": (ALL, WIDTH + 3),
     "in another order": (ALL[::-1], WIDTH),
     "with other companions": ((0, 4, 2), WIDTH),
     "among copies": ((0,) * 9 + (1,), WIDTH),
-    "with more padding": (ALL, WIDTH + 3),
     "in a batch of as many records as tokens": ((*ALL, 1), WIDTH),
 }
 MIX = "Every record's loss must be a function of that record alone; replace what mixes records."

@@ -22,7 +22,7 @@ def length(vector: Vector) -> float:
 def distances(found: Vector, expected: Vector, scale: float = 1.0) -> dict[str, float]:
     """Norm of found minus scale times expected, for each parameter."""
     return {
-        name: float((found[name].double() - scale * value.double()).norm())
+        name: float(torch.sub(found[name].double(), value.double(), alpha=scale).norm())
         for name, value in expected.items()
     }
 
