@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -17,10 +18,16 @@ from raptor.moe.ownership import assign_owners
 from raptor.moe.roles import expert_parameters, shared_parameters
 from raptor.moe.routing import record_votes
 from tests.dp import oracle
+from tests.families import EXPERTS, FAMILY_NAMES
 from tests.tiny import PAD, tiny_batch
 
 ROLES = ("shared", "expert", "experts of two layers", "monolithic")
 MAIN_ROLES = ("shared", "expert", "monolithic")
+# One of each form: a module for each expert, fused tensors, and shared experts beside them. The others are slow.
+QUICK_FAMILIES = ("switch_transformers", "olmoe", "deepseek_v2")
+EVERY_FAMILY = [
+    name if name in QUICK_FAMILIES else pytest.param(name, marks=pytest.mark.slow) for name in FAMILY_NAMES
+]
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 
 
@@ -73,6 +80,22 @@ def make_batch(model: nn.Module, role: str, padding: str = "right", **shape: Any
     return Batch(ids, mask, labels, voted_owners(model, ids, mask, role))
 
 
+def send_all_to(model: torch.nn.Module, expert: int) -> None:
+    """Let every router choose the same expert for all tokens (and the next one, where it chooses two)."""
+
+    def choose(module: torch.nn.Module, _inputs: Any, output: Any) -> Any:
+        first, weights, last = output
+        if hasattr(module, "classifier"):
+            dispatch = torch.zeros_like(first)
+            dispatch[..., expert % first.shape[-1]] = 1
+            return dispatch, weights, last
+        slots = torch.arange(last.shape[-1]) + expert
+        return first, weights, (slots % EXPERTS).expand_as(last).contiguous()
+
+    for layer in sparse_layers(model):
+        layer.router.register_forward_hook(choose)
+
+
 def parts(batch: Batch, size: int) -> list[Batch]:
     return [batch.part(start, start + size) for start in range(0, len(batch), size)]
 
@@ -104,6 +127,7 @@ def assert_matches(
     singles: bool = False,
     engine: Any = None,
     tolerance: float | None = None,
+    keep_padding: bool = False,
     **options: Any,
 ) -> None:
     """The engine's clipped sums are those of the loop over records.
@@ -114,11 +138,17 @@ def assert_matches(
         singles: compare each record's gradient and norm alone, too: the sum of one record under a huge C.
         engine: another than the role's usual one.
         tolerance: relative to the whole sum; that of the parameters' type by default.
+        keep_padding: give the loop the records with their padding.
         options: of the engine.
     """
     engine = engine or engine_for(model, role, loss=loss, **options)
     truth = oracle.record_gradients(
-        model, engine.parameters, batch, loss=loss, owner_layers=protected_layers(model, role)
+        model,
+        engine.parameters,
+        batch,
+        loss=loss,
+        owner_layers=protected_layers(model, role),
+        keep_padding=keep_padding,
     )
     limit = tolerance or TOLERANCE[next(iter(truth[0].values())).dtype]
     lengths = oracle.norms(truth)

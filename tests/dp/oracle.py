@@ -45,12 +45,17 @@ def record_gradients(
     *,
     loss: RecordLoss = classification_loss,
     owner_layers: Sequence[int] = (),
+    keep_padding: bool = False,
 ) -> list[dict[str, Tensor]]:
-    """Gradient of each record alone; with `owner_layers`, those of experts that do not own it are zero."""
+    """Gradient of each record alone; with `owner_layers`, those of experts that do not own it are zero.
+
+    Padding is cut away before, unless `keep_padding`.
+    """
     found = []
     for i in range(len(batch)):
         parameters = [model.get_parameter(name).requires_grad_(True) for name in names]
-        gradients = torch.autograd.grad(loss(model, alone(batch, i)).sum(), parameters, allow_unused=True)
+        single = batch.part(i, i + 1) if keep_padding else alone(batch, i)
+        gradients = torch.autograd.grad(loss(model, single).sum(), parameters, allow_unused=True)
         record: dict[str, Tensor] = {}
         for name, parameter, gradient in zip(names, parameters, gradients, strict=True):
             parameter.requires_grad_(False)

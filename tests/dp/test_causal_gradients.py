@@ -9,10 +9,13 @@ from raptor.dp.clipping import ClippingRule
 from raptor.dp.gradients.losses import IGNORED, causal_loss
 from raptor.dp.records import Batch
 from raptor.moe.roles import Role, parameter_roles, shared_parameters
-from tests.dp.engines import MAIN_ROLES, assert_matches, engine_for, make_batch, total_norm
+from tests.dp.engines import MAIN_ROLES, QUICK_FAMILIES, assert_matches, engine_for, make_batch, total_norm
 from tests.families import CONFIGS, family_language_model
 
 FAMILIES_HERE = tuple(CONFIGS)
+EVERY_FAMILY_HERE = [
+    name if name in QUICK_FAMILIES else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES_HERE
+]
 
 
 def completions(model: torch.nn.Module, role: str, padding: str = "right", prompt: int = 2) -> Batch:
@@ -27,7 +30,7 @@ def completions(model: torch.nn.Module, role: str, padding: str = "right", promp
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("role", MAIN_ROLES)
-@pytest.mark.parametrize("family", FAMILIES_HERE)
+@pytest.mark.parametrize("family", EVERY_FAMILY_HERE)
 def test_language_models_agree_with_a_loop_over_records(family: str, role: str, tied: bool) -> None:
     model = family_language_model(family, tie_word_embeddings=tied)
     way = ("ghost", "direct", "auto")[FAMILIES_HERE.index(family) % 3]
@@ -38,7 +41,7 @@ def test_language_models_agree_with_a_loop_over_records(family: str, role: str, 
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("family", FAMILIES_HERE)
+@pytest.mark.parametrize("family", EVERY_FAMILY_HERE)
 def test_head_and_embedding_are_shared_and_a_tied_matrix_is_named_once(family: str, tied: bool) -> None:
     model = family_language_model(family, tie_word_embeddings=tied)
     assert parameter_roles(model)["model.embed_tokens.weight"].role is Role.SHARED

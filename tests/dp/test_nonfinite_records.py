@@ -15,8 +15,16 @@ from raptor.dp.gradients.losses import causal_loss, classification_loss
 from raptor.dp.records import Batch
 from raptor.moe.experts import ExpertBank
 from raptor.moe.families import sparse_layers
-from tests.dp.engines import ROLES, assert_same, engine_for, make_batch, total_norm, voted_owners
-from tests.families import FAMILY_NAMES, family_classifier, family_language_model
+from tests.dp.engines import (
+    EVERY_FAMILY,
+    ROLES,
+    assert_same,
+    engine_for,
+    make_batch,
+    total_norm,
+    voted_owners,
+)
+from tests.families import family_classifier, family_language_model
 
 BROKEN_TOKEN = 49
 RULE = ClippingRule(0.5)
@@ -46,7 +54,7 @@ def assert_only_the_first_is_zero(engine: GradientEngine, batch: Batch) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_a_token_with_a_broken_embedding(family: str, role: str, value: float) -> None:
     model = family_classifier(family)
     batch = marked_batch(model, role)
@@ -56,7 +64,7 @@ def test_a_token_with_a_broken_embedding(family: str, role: str, value: float) -
 
 
 @pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_a_logit_that_is_infinite(family: str, role: str) -> None:
     model = family_classifier(family)
     batch = marked_batch(model, role)
@@ -72,7 +80,7 @@ def test_a_logit_that_is_infinite(family: str, role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_a_finite_loss_with_a_gradient_that_is_not(family: str, role: str) -> None:
     """The square root at zero: its value is finite and its derivative is not."""
     model = family_classifier(family)
@@ -120,7 +128,7 @@ def only_the_first_record_at(model: nn.Module, layer: int, expert: int, batch: B
 
 
 @pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_a_broken_expert_that_one_record_uses(family: str, role: str) -> None:
     model = family_classifier(family)
     batch = marked_batch(model, role)

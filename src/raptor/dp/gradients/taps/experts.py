@@ -31,6 +31,12 @@ class _Captured(torch.autograd.Function):
         return ctx.linear.backward(gradient, ctx.bounds), None, None, None
 
 
+def _as_autocast(rows: Tensor) -> Tensor:
+    """In the type that autocast gives the inputs of a linear layer; it does not see the products made here."""
+    device = rows.device.type
+    return rows.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else rows
+
+
 class _Rows:
     """What a pass keeps: for each of the two maps its inputs, and the gradients of its outputs."""
 
@@ -102,7 +108,7 @@ class ExpertsTap(Tap):
 
     def _run_in_graph(self, hidden: Tensor, assignment: Assignment) -> tuple[_Rows, Tensor]:
         bank = self._bank
-        inputs = hidden[assignment.token]
+        inputs = _as_autocast(hidden[assignment.token])
         gradients: tuple[list[Tensor], list[Tensor]] = ([], [])
         between = _Captured.apply(inputs, bank.first, assignment.bounds, gradients[0])  # type: ignore[no-untyped-call]
         active = bank.activate(between)
@@ -114,7 +120,7 @@ class ExpertsTap(Tap):
     def _run_alone(self, hidden: Tensor, assignment: Assignment) -> tuple[_Rows, Tensor]:
         bank = self._bank
         with torch.no_grad():
-            inputs = hidden[assignment.token]
+            inputs = _as_autocast(hidden[assignment.token])
             between = bank.first.forward(inputs, assignment.bounds)
             outer = bank.second.forward(bank.activate(between), assignment.bounds)
             output = self._combine(hidden, assignment, outer)
