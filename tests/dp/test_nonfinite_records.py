@@ -10,9 +10,10 @@ from torch import nn
 from torch.nn import functional
 
 from raptor.dp.clipping import ClippingRule
-from raptor.dp.gradients.engine import GradientEngine
+from raptor.dp.gradients.engine import GradientEngine, OwnerExpertGradients
 from raptor.dp.gradients.losses import causal_loss, classification_loss
 from raptor.dp.records import Batch
+from raptor.moe.adapters import add_lora, lora_parameters
 from raptor.moe.experts import ExpertBank
 from raptor.moe.families import sparse_layers
 from tests.dp.engines import (
@@ -139,6 +140,28 @@ def test_a_broken_expert_that_one_record_uses(family: str, role: str) -> None:
     owners = torch.where(batch.owners == 2, torch.zeros_like(batch.owners), batch.owners)
     owners[0] = 2
     assert_only_the_first_is_zero(engine_for(model, role), dataclasses.replace(batch, owners=owners))
+
+
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_a_broken_expert_with_an_adapter(family: str) -> None:
+    """Kept rows are multiplied by an adapter's matrices once more, and zero times NaN is NaN."""
+    model = family_classifier(family)
+    layer = sparse_layers(model)[-1].index
+    add_lora(model, rank=2, alpha=4, expert_layers=[layer])
+    bank = sparse_layers(model)[-1].bank()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for stack in bank.stacks:
+            for tensor in stack.tensors:
+                tensor.add_(0.1 * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype))
+    batch = marked_batch(model, "expert")
+    only_the_first_record_at(model, layer, 2, batch)
+    break_expert(bank, 2)
+    owners = torch.full_like(batch.owners, 3)
+    owners[0] = 2
+    trained = [name for name in lora_parameters(model) if ".experts." in name]
+    engine = OwnerExpertGradients(model, layer, parameters=trained)
+    assert_only_the_first_is_zero(engine, dataclasses.replace(batch, owners=owners))
 
 
 @pytest.mark.parametrize("role", ROLES)
