@@ -14,6 +14,7 @@ from raptor.dp.gradients.engine import GradientEngine, JointGradients
 from raptor.dp.gradients.losses import classification_loss
 from raptor.dp.records import Batch
 from raptor.errors import ModelError
+from raptor.moe.routing import record_votes
 from tests.dp import oracle
 from tests.dp.engines import (
     EVERY_FAMILY,
@@ -25,6 +26,7 @@ from tests.dp.engines import (
     difference,
     engine_for,
     make_batch,
+    pad_left,
     parts,
     protected_layers,
     send_all_to,
@@ -258,3 +260,12 @@ def test_records_longer_than_the_positions_of_the_config(family: str, role: str)
     ids, mask, labels = tiny_batch(records=3, tokens=70)
     batch = Batch(ids, mask, labels, voted_owners(model, ids, mask, role))
     assert_matches(model, role, batch, tolerance=1e-6)
+
+
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_votes_do_not_depend_on_the_side_of_the_padding(family: str) -> None:
+    model = family_classifier(family, torch.float32)
+    ids, mask, _ = tiny_batch(records=6, tokens=7)
+    right, left = (record_votes(model.encoder, *padded) for padded in ((ids, mask), pad_left(ids, mask)))
+    for layer, votes in right.items():
+        torch.testing.assert_close(left[layer], votes, rtol=1e-3, atol=1e-3)

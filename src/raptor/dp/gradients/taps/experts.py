@@ -34,7 +34,9 @@ class _Captured(torch.autograd.Function):
 def _as_autocast(rows: Tensor) -> Tensor:
     """In the type that autocast gives the inputs of a linear layer; it does not see the products made here."""
     device = rows.device.type
-    return rows.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else rows
+    if rows.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+        return rows
+    return rows.to(torch.get_autocast_dtype(device))
 
 
 class _Rows:
