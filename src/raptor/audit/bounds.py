@@ -78,7 +78,7 @@ def preset_guesses(canaries: int) -> tuple[Guesses, ...]:
 
     One-sided ones are for sampling: an included canary that no sample drew looks like one that is out.
     """
-    few, many = (max(1, round(canaries * share)) for share in (0.02, 0.08))
+    few, many = (max(1, round(canaries * share)) for share in (0.01, 0.05))
     return (Guesses(few, few), Guesses(many, many), Guesses(few, 0))
 
 

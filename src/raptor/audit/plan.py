@@ -56,7 +56,7 @@ class AuditSettings:
         most_steps: steps of each stream that are audited at most.
     """
 
-    canaries: int = 10_000
+    canaries: int = 20_000
     trials: int = 4_000
     spare: int = 128
     confidence: float = 0.99

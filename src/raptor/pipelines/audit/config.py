@@ -16,7 +16,7 @@ class AuditConfig(BaseModel):
         description="audit the plan's schedule at the noise for this epsilon; null takes the plan's own noise",
     )
     canaries: int = Field(
-        default=10_000,
+        default=20_000,
         ge=200,
         description="made-up records of the one run over the schedule, half of them in",
     )
