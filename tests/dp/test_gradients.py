@@ -72,7 +72,7 @@ def test_segments_of_any_length(lengths, seed) -> None:
     record = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     a = torch.randn(len(record), 5, dtype=torch.float64, generator=generator)
     g = torch.randn(len(record), 4, dtype=torch.float64, generator=generator)
-    found = kernels.segment_squared_norms(a, g, record, len(lengths))
+    found = kernels.Segments(record, len(lengths)).squared_norms(a, g)
     for i in range(len(lengths)):
         expected = (g[record == i].t() @ a[record == i]).square().sum()
         torch.testing.assert_close(found[i], expected)

@@ -48,12 +48,15 @@ def test_tokens_clipped_as_records_are_noticed(monkeypatch: Patch) -> None:
 
 
 def test_tokens_clipped_as_records_in_experts_are_noticed(monkeypatch: Patch) -> None:
-    def by_row(inputs: Tensor, gradients: Tensor, segment: Tensor, segments: int, *_: object) -> Tensor:
-        rows = inputs.square().sum(dim=1) * gradients.square().sum(dim=1)
-        return torch.zeros(segments, dtype=rows.dtype).index_add(0, segment, rows)
+    def by_row(segments: kernels.Segments, inputs: Tensor, gradients: Tensor, *_: object) -> Tensor:
+        total = inputs.new_zeros(segments._count)
+        for chosen, rows, valid, width in segments._groups:
+            each = (inputs.square().sum(dim=1) * gradients.square().sum(dim=1))[rows].view(-1, width)
+            total[chosen] = (each * valid).sum(dim=1)
+        return total
 
     assert_noticed(
-        comparison("expert"), lambda: monkeypatch.setattr(kernels, "segment_squared_norms", by_row)
+        comparison("expert"), lambda: monkeypatch.setattr(kernels.Segments, "squared_norms", by_row)
     )
 
 

@@ -106,7 +106,7 @@ def tally(scores: Scores, bits: Bits, guesses: Guesses) -> Tally:
 def one_run_p_value(found: Tally, epsilon: float, delta: float) -> float:
     """Largest probability, under (epsilon, delta)-DP, of at least so many right guesses.
 
-    "Privacy Auditing with One (1) Training Run" (arXiv 2305.08846), theorem 5.2: guesses are right as often as coins
+    "Privacy Auditing with One (1) Training Run" (arXiv 2305.08846), main theorem: guesses are right as often as coins
     of bias e^epsilon / (1 + e^epsilon), but for a term that grows with canaries times delta.
     """
     right = 1 / (1 + np.exp(-epsilon))
@@ -142,7 +142,7 @@ def one_run_bound(
 def rejects(curve: Curve, found: Tally, level: float) -> bool:
     """Whether so many right guesses have a probability below `level` if the mechanism keeps to the curve.
 
-    "Auditing f-Differential Privacy in One Run" (arXiv 2410.22235), algorithm 3 for coins: the masses of "exactly i
+    "Auditing f-Differential Privacy in One Run" (arXiv 2410.22235), the numerical procedure for coins: the masses of "exactly i
     right" are followed downwards from the observed number; right and wrong answers at i are tied by the curve.
     """
     m, r, v = found.canaries, found.guesses, found.correct
@@ -234,7 +234,7 @@ def trials_bound(scores: Scores, bits: Bits, delta: float, confidence: float) ->
 
     A threshold is chosen on the first half of the trials; Clopper-Pearson bounds of both kinds of error on the
     second half give mu >= Phi^-1(1 - false positives) - Phi^-1(false negatives), as in "Tight Auditing of
-    Differentially Private Machine Learning" (arXiv 2302.07956), section 5.
+    Differentially Private Machine Learning" (arXiv 2302.07956).
 
     Guarantee:
         If each trial is mu-GDP and independent of the others, the returned epsilon is at most that of mu at

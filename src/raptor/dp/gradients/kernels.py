@@ -45,6 +45,31 @@ class Grams:
         self._kept.clear()
 
 
+class Scaled:
+    """The last activations times the factors of their records, kept for the next layer with the same input."""
+
+    def __init__(self) -> None:
+        self._source: Tensor | None = None
+        self._factors: Tensor | None = None
+        self._result: Tensor | None = None
+
+    def of(self, activations: Tensor, factors: Tensor) -> Tensor:
+        """(records, rows, width) times (records,)."""
+        source = self._source
+        same = (
+            source is not None
+            and self._factors is factors
+            and source.data_ptr() == activations.data_ptr()
+            and source.shape == activations.shape
+            and source.stride() == activations.stride()
+            and source.dtype == activations.dtype
+        )
+        if not same or self._result is None:
+            self._source, self._factors = activations, factors
+            self._result = activations * factors[:, None, None]
+        return self._result
+
+
 def linear_squared_norms(
     activations: Tensor,
     gradients: Tensor,
@@ -77,7 +102,7 @@ def linear_squared_norms(
         if valid is not None:
             # Fewer numbers than the rows have, and what is left out need not be finite.
             right = torch.where(valid[:, :, None] & valid[:, None, :], right, right.new_zeros(()))
-        norms = torch.bmm(left.reshape(records, 1, -1), right.reshape(records, -1, 1)).view(records)
+        norms = (left * right).sum(dim=(1, 2))
         # Where rows cancel, rounding may leave anything, even a negative number, and a record that looks small is
         # not clipped. The error is below eps (sum_t |a_t| |g_t|)^2, so with that added no norm is too small.
         lengths = (left.diagonal(dim1=1, dim2=2) * right.diagonal(dim1=1, dim2=2)).sqrt().sum(dim=1)
@@ -86,55 +111,68 @@ def linear_squared_norms(
     return torch.bmm(single, single.transpose(1, 2)).view(records)
 
 
-def weighted_product(activations: Tensor, gradients: Tensor, factors: Tensor) -> Tensor:
+def weighted_product(activations: Tensor, gradients: Tensor, factors: Tensor, scaled: Scaled) -> Tensor:
     """(out, in) sum over records of factor times weight gradient.
 
     Args:
         activations: (records, rows, in).
         gradients: (records, rows, out).
         factors: (records,).
+        scaled: keeps activations times factors.
     """
-    factor = factors[:, None, None]
     # The factors go to the narrower side, which is less to read and write.
-    if gradients.shape[2] <= activations.shape[2]:
-        gradients = gradients * factor
+    if gradients.shape[2] < activations.shape[2]:
+        gradients = gradients * factors[:, None, None]
     else:
-        activations = activations * factor
+        activations = scaled.of(activations, factors)
     return gradients.flatten(0, 1).t() @ activations.flatten(0, 1)
 
 
-def segment_squared_norms(
-    activations: Tensor, gradients: Tensor, segment: Tensor, segments: int, way: Way = "auto"
-) -> Tensor:
-    """As `linear_squared_norms`, for rows that belong to segments in any number.
+class Segments:
+    """Rows that belong to segments in any number, in a form whose norms are cheap.
 
-    Args:
-        activations: (rows, in).
-        gradients: (rows, out).
-        segment: (rows,) int64, ascending: the record, or pair of expert and record, of each row.
-        segments: number of segments.
-        way: see `linear_squared_norms`.
-
-    Returns:
-        (segments,); 0 for a segment without a row.
+    Segments are padded to a few widths and taken together, since padding all of them to the longest one would
+    multiply the work several times.
     """
-    lengths = torch.bincount(segment, minlength=segments)
-    starts = torch.cumsum(lengths, dim=0) - lengths
-    result = activations.new_zeros(segments)
-    longest = int(lengths.max()) if segments else 0
-    low, high = 0, 2
-    # Buckets by powers of two: padding all segments to the longest one would multiply the work several times.
-    while low < longest:
-        chosen = ((lengths > low) & (lengths <= high)).nonzero().squeeze(1)
-        if len(chosen):
-            width = min(high, longest)
-            slot = torch.arange(width, device=segment.device)
-            length = lengths[chosen][:, None]
-            rows = starts[chosen][:, None] + torch.minimum(slot[None], length - 1)
-            valid = slot[None] < length
-            result[chosen] = linear_squared_norms(activations[rows], gradients[rows], way, valid=valid)
-        low, high = high, 2 * high
-    return result
+
+    def __init__(self, segment: Tensor, count: int) -> None:
+        """`segment` is (rows,) int64, ascending: the record, or pair of expert and record, of each row."""
+        self._count = count
+        self._groups: list[tuple[Tensor, Tensor, Tensor, int]] = []
+        lengths = torch.bincount(segment, minlength=count)
+        starts = torch.cumsum(lengths, dim=0) - lengths
+        longest = int(lengths.max()) if count else 0
+        low, high = 0, 1
+        while low < longest:
+            chosen = ((lengths > low) & (lengths <= high)).nonzero().squeeze(1)
+            if len(chosen):
+                width = min(high, longest)
+                slot = torch.arange(width, device=segment.device)
+                length = lengths[chosen][:, None]
+                rows = starts[chosen][:, None] + torch.minimum(slot[None], length - 1)
+                self._groups.append((chosen, rows.flatten(), slot[None] < length, width))
+            low, high = high, high + 1 + high // 3
+
+    def squared_norms(self, activations: Tensor, gradients: Tensor, way: Way = "auto") -> Tensor:
+        """As `linear_squared_norms`, for each segment.
+
+        Args:
+            activations: (rows, in).
+            gradients: (rows, out).
+            way: see `linear_squared_norms`.
+
+        Returns:
+            (segments,); 0 for a segment without a row.
+        """
+        result = activations.new_zeros(self._count)
+        for chosen, rows, valid, width in self._groups:
+            result[chosen] = linear_squared_norms(
+                activations.index_select(0, rows).view(len(chosen), width, -1),
+                gradients.index_select(0, rows).view(len(chosen), width, -1),
+                way,
+                valid=valid,
+            )
+        return result
 
 
 def embedding_squared_norms(ids: Tensor, gradients: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from raptor.dp.gradients.kernels import Grams, Way
+from raptor.dp.gradients.kernels import Grams, Scaled, Way
 from raptor.errors import ModelError
 
 
@@ -31,6 +31,7 @@ class Pass:
         is_recomputing: set once the forward pass is over. Modules that run again after it are recomputed by
             gradient checkpointing: they must do the same, and nothing is kept of them.
         grams: inner products of activations, shared by layers with the same input.
+        scaled: activations times factors, shared by layers with the same input.
     """
 
     records: int
@@ -39,6 +40,7 @@ class Pass:
     owners: Tensor | None = None
     is_recomputing: bool = False
     grams: Grams = field(default_factory=Grams)
+    scaled: Scaled = field(default_factory=Scaled)
 
 
 def accumulate(value: Tensor) -> Tensor:

@@ -50,9 +50,9 @@ class _Rows:
     def select(self, rows: Tensor) -> None:
         """Keep only some rows of everything."""
         self.assignment = self.assignment.select(rows)
-        self.inputs = (self.inputs[0][rows], self.inputs[1][rows])
+        self.inputs = (self.inputs[0].index_select(0, rows), self.inputs[1].index_select(0, rows))
         for gradient in self.gradients:
-            gradient[:] = [gradient[0][rows]] if gradient else []
+            gradient[:] = [gradient[0].index_select(0, rows)] if gradient else []
 
 
 class ExpertsTap(Tap):
@@ -110,7 +110,7 @@ class ExpertsTap(Tap):
 
     def _run_in_graph(self, hidden: Tensor, assignment: Assignment) -> tuple[_Rows, Tensor]:
         bank = self._bank
-        inputs = _as_autocast(hidden[assignment.token])
+        inputs = _as_autocast(hidden.index_select(0, assignment.token))
         gradients: tuple[list[Tensor], list[Tensor]] = ([], [])
         between = _Captured.apply(inputs, bank.first, assignment.bounds, gradients[0])  # type: ignore[no-untyped-call]
         active = bank.activate(between)
@@ -122,13 +122,14 @@ class ExpertsTap(Tap):
     def _run_alone(self, hidden: Tensor, assignment: Assignment) -> tuple[_Rows, Tensor]:
         bank = self._bank
         with torch.no_grad():
-            inputs = _as_autocast(hidden[assignment.token])
+            inputs = _as_autocast(hidden.index_select(0, assignment.token))
             between = bank.first.forward(inputs, assignment.bounds)
             outer = bank.second.forward(bank.activate(between), assignment.bounds)
             output = self._combine(hidden, assignment, outer)
             if self._pass.owners is not None:
                 chosen = self._owned(assignment)
-                assignment, inputs, between = assignment.select(chosen), inputs[chosen], between[chosen]
+                assignment = assignment.select(chosen)
+                inputs, between = inputs.index_select(0, chosen), between.index_select(0, chosen)
         return _Rows(assignment, (inputs, between)), output.requires_grad_()
 
     @staticmethod
@@ -161,7 +162,7 @@ class ExpertsTap(Tap):
         if self._output_gradient is None:
             return
         assignment, bank = rows.assignment, self._bank
-        outer = self._output_gradient[assignment.token] * assignment.weight[:, None].detach()
+        outer = self._output_gradient.index_select(0, assignment.token) * assignment.weight[:, None].detach()
         between = rows.inputs[1].detach().requires_grad_()
         with torch.enable_grad():
             active = bank.activate(between)
@@ -197,11 +198,9 @@ class ExpertsTap(Tap):
         rows, record = self._rows, self._record
         if rows is None or record is None or not len(record):
             return total
-        segment = rows.assignment.expert * records + record
+        segments = kernels.Segments(rows.assignment.expert * records + record, experts * records)
         for _, inputs, gradient in self._pairs():
-            norms = kernels.segment_squared_norms(
-                inputs, gradient, segment, experts * records, self._pass.way
-            )
+            norms = segments.squared_norms(inputs, gradient, self._pass.way)
             total = total + norms.view(experts, records).sum(dim=0)
         return total
 

@@ -49,7 +49,7 @@ class LinearTap(OneOutputTap):
         inputs, gradient = (accumulate(value) for value in rows)
         result: dict[str, Tensor] = {}
         if self._weight is not None:
-            result[self._weight] = kernels.weighted_product(inputs, gradient, factors)
+            result[self._weight] = kernels.weighted_product(inputs, gradient, factors, self._pass.scaled)
         if self._bias is not None:
             result[self._bias] = factors @ gradient.sum(dim=1)
         return result
