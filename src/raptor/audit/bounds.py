@@ -142,8 +142,9 @@ def one_run_bound(
 def rejects(curve: Curve, found: Tally, level: float) -> bool:
     """Whether so many right guesses have a probability below `level` if the mechanism keeps to the curve.
 
-    "Auditing f-Differential Privacy in One Run" (arXiv 2410.22235), the numerical procedure for coins: the masses of "exactly i
-    right" are followed downwards from the observed number; right and wrong answers at i are tied by the curve.
+    "Auditing f-Differential Privacy in One Run" (arXiv 2410.22235), the numerical procedure for coins: the masses of
+    "exactly i right" are followed downwards from the observed number; right and wrong answers at i are tied by the
+    curve.
     """
     m, r, v = found.canaries, found.guesses, found.correct
     right, wrong = level * v / m, level * (r - v) / m
