@@ -6,9 +6,10 @@ import pytest
 
 from raptor.accounting.plan import StreamPlan
 from raptor.accounting.types import Adjacency
-from raptor.audit.bounds import Guesses, LowerBound, f_dp_bound, family_bound, preset_guesses
+from raptor.audit.bounds import LowerBound, f_dp_bound, family_bound
 from raptor.audit.canaries import CanarySet, run_schedule
 from raptor.audit.curves import LedgerCurve, scaled
+from raptor.audit.guesses import Guesses, preset_guesses
 from raptor.audit.plan import AuditSettings, audit_plan, plan_digest
 from raptor.dp.streams import RandomSource
 from raptor.errors import BudgetError

@@ -10,18 +10,15 @@ from scipy.stats import binom
 
 from raptor.accounting.types import Adjacency, Event
 from raptor.audit.bounds import (
-    Guesses,
-    Tally,
     f_dp_bound,
     family_bound,
     one_run_bound,
     one_run_p_value,
-    preset_guesses,
     rejects,
-    tally,
     trials_bound,
 )
 from raptor.audit.curves import GaussianCurve, LedgerCurve, scaled
+from raptor.audit.guesses import Guesses, Tally, preset_guesses, tally
 from raptor.errors import ParameterError
 from tests.audit.faults import DELTA, RELEASE_NOISE
 

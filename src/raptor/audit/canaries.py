@@ -21,7 +21,7 @@ from torch import Tensor
 
 from raptor.accounting.plan import StreamPlan
 from raptor.accounting.types import Release
-from raptor.audit.bounds import Bits, Scores
+from raptor.audit.guesses import Bits, Scores
 from raptor.dp.clipping import ClippedSum, ClippingRule, clip_and_sum
 from raptor.dp.gradients.taps import Tap
 from raptor.dp.mechanism import GaussianMechanism, ReleaseSink

@@ -17,7 +17,6 @@ from raptor.audit.bounds import (
     LowerBound,
     family_bound,
     one_run_bound,
-    preset_guesses,
     trials_bound,
 )
 from raptor.audit.canaries import (
@@ -30,6 +29,7 @@ from raptor.audit.canaries import (
     run_trials,
 )
 from raptor.audit.curves import GaussianCurve, LedgerCurve, scaled
+from raptor.audit.guesses import preset_guesses
 from raptor.audit.structure import Finding, check_sensitivity, check_structure, observe_noise
 from raptor.dp.streams import RandomSource
 from raptor.errors import BudgetError

@@ -59,7 +59,6 @@ def refuse_violation(audit_results: Mapping[str, Any], audit_figure: object) -> 
         raise AuditError(
             "The audit contradicts the claim: "
             + "; ".join(broken)
-            + ". Do not hand out a model of this plan. Run the audit again with a new seed: a correct mechanism "
-            "fails at most "
-            f"{100 * (1 - audit_results['confidence']):.2g} % of all audits by chance."
+            + ". Do not hand out a model of this plan. Run the audit again, with fresh coins: a correct mechanism "
+            f"fails in about {100 * (1 - audit_results['confidence']):.2g} % of all audits or fewer."
         )
