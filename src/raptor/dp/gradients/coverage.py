@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 from torch import nn
 
+from raptor.dp.gradients.fused import is_rms_norm
 from raptor.dp.gradients.taps import (
     ElementwiseTap,
     EmbeddingTap,
@@ -13,6 +14,7 @@ from raptor.dp.gradients.taps import (
     FunctionalNormTap,
     LinearTap,
     RelativeBiasTap,
+    RmsNormTap,
     Tap,
     TiedEmbeddingTap,
 )
@@ -45,7 +47,8 @@ def _is_plain(module: nn.Module) -> bool:
     return any(isinstance(module, kind) and type(module).forward is kind.forward for kind in kinds)
 
 
-def _tap(model: nn.Module, prefix: str, module: nn.Module, names: dict[str, str]) -> Tap | None:
+def _tap(model: nn.Module, prefix: str, names: dict[str, str], fused: bool) -> Tap | None:
+    module = model.get_submodule(prefix)
     parameters = {attribute: module.get_parameter(attribute) for attribute in names}
     tied = [attribute for attribute, value in parameters.items() if len(_users(model, value)) > 1]
     if isinstance(module, nn.Embedding) and prefix.endswith("relative_attention_bias"):
@@ -67,12 +70,18 @@ def _tap(model: nn.Module, prefix: str, module: nn.Module, names: dict[str, str]
     if isinstance(module, nn.GroupNorm | nn.modules.batchnorm._NormBase):
         return None
     if all(value.ndim == 1 for value in parameters.values()):
-        return ElementwiseTap(module, names)
+        is_fused = fused and set(names) == {"weight"} and is_rms_norm(module)
+        return RmsNormTap(module, names["weight"]) if is_fused else ElementwiseTap(module, names)
     return None
 
 
-def claim(model: nn.Module, names: Sequence[str]) -> list[Tap]:
+def claim(model: nn.Module, names: Sequence[str], *, fused: bool = True) -> list[Tap]:
     """One tap for each module that holds a named parameter; each parameter is claimed exactly once.
+
+    Args:
+        model: the model.
+        names: dotted parameter names.
+        fused: whether norms may run in one formula.
 
     Raises:
         ModelError: a parameter is unknown or no tap covers it; the message lists them all.
@@ -87,7 +96,7 @@ def claim(model: nn.Module, names: Sequence[str]) -> list[Tap]:
     taps: list[Tap] = []
     uncovered: list[str] = []
     for prefix, attributes in modules.items():
-        tap = _tap(model, prefix, model.get_submodule(prefix), attributes)
+        tap = _tap(model, prefix, attributes, fused)
         if tap is None:
             uncovered += attributes.values()
         else:

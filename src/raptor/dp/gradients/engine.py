@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from raptor.dp.clipping import ClippedSum, ClippingRule, clip_and_sum
 from raptor.dp.gradients.coverage import claim, claim_experts
+from raptor.dp.gradients.fused import FusedRms, is_rms_norm
 from raptor.dp.gradients.kernels import Way
 from raptor.dp.gradients.losses import RecordLoss, classification_loss
 from raptor.dp.gradients.taps import Pass, Tap
@@ -54,6 +55,7 @@ class _TappedGradients:
         loss: RecordLoss,
         way: Way,
         autocast: torch.dtype | None,
+        fused: bool,
     ) -> None:
         self.parameters = tuple(parameters)
         self._model = model
@@ -61,6 +63,12 @@ class _TappedGradients:
         self._loss = loss
         self._way = way
         self._autocast = autocast
+        claimed = {name for tap in taps for name in tap.parameters}
+        self._norms = [
+            FusedRms(module)
+            for prefix, module in model.named_modules()
+            if fused and f"{prefix}.weight" not in claimed and is_rms_norm(module)
+        ]
         self._is_layout_known = False
 
     def _owners(self, batch: Batch) -> Tensor | None:
@@ -85,6 +93,9 @@ class _TappedGradients:
         device = batch.input_ids.device.type
         with ExitStack() as stack:
             stack.callback(current.grams.clear)
+            for norm in self._norms:
+                stack.callback(norm.close)
+                norm.open()
             for tap in self._taps:
                 stack.callback(tap.close)
                 tap.open(current)
@@ -122,6 +133,7 @@ class JointGradients(_TappedGradients):
         loss: RecordLoss = classification_loss,
         way: Way = "auto",
         autocast: torch.dtype | None = None,
+        fused: bool = True,
     ) -> None:
         """Raises ModelError when a parameter is not covered.
 
@@ -131,14 +143,15 @@ class JointGradients(_TappedGradients):
             loss: one loss per record.
             way: how norms of linear layers are computed.
             autocast: type of the forward pass, such as bfloat16; norms and sums stay in float32.
+            fused: whether root-mean-square norms run in one formula instead of the library's chain.
         """
         freeze(model)
         roles = parameter_roles(model)
         routed = {name for name in parameters if name in roles and roles[name].role is Role.EXPERT}
-        taps = claim(model, [name for name in parameters if name not in routed])
+        taps = claim(model, [name for name in parameters if name not in routed], fused=fused)
         if routed:
             taps += claim_experts(sparse_layers(model), routed)
-        super().__init__(model, parameters, taps, loss, way, autocast)
+        super().__init__(model, parameters, taps, loss, way, autocast, fused)
 
 
 class OwnerExpertGradients(_TappedGradients):
@@ -158,6 +171,7 @@ class OwnerExpertGradients(_TappedGradients):
         loss: RecordLoss = classification_loss,
         way: Way = "auto",
         autocast: torch.dtype | None = None,
+        fused: bool = True,
     ) -> None:
         """Raises ModelError when a layer is not sparse or an expert parameter is not covered.
 
@@ -165,7 +179,7 @@ class OwnerExpertGradients(_TappedGradients):
             model: frozen from now on.
             layers: sparse layers; the columns of `Batch.owners` are in this order.
             parameters: dotted names of the trained ones; all of the experts' by default.
-            loss, way, autocast: see `JointGradients`.
+            loss, way, autocast, fused: see `JointGradients`.
         """
         chosen = [layers] if isinstance(layers, int) else list(layers)
         freeze(model)
@@ -174,7 +188,7 @@ class OwnerExpertGradients(_TappedGradients):
         wanted = inside if parameters is None else list(parameters)
         if strange := sorted(set(wanted) - set(inside)):
             raise ModelError(f"No routed expert of layers {chosen} has the parameters {', '.join(strange)}.")
-        super().__init__(model, wanted, claim_experts(found, wanted), loss, way, autocast)
+        super().__init__(model, wanted, claim_experts(found, wanted), loss, way, autocast, fused)
 
     def _owners(self, batch: Batch) -> Tensor | None:
         return batch.owners[:, None] if batch.owners.ndim == 1 else batch.owners

@@ -4,7 +4,7 @@ from raptor.dp.gradients.taps.base import Pass, Tap
 from raptor.dp.gradients.taps.embedding import EmbeddingTap, TiedEmbeddingTap
 from raptor.dp.gradients.taps.experts import ExpertsTap
 from raptor.dp.gradients.taps.linear import LinearTap
-from raptor.dp.gradients.taps.norms import ElementwiseTap, FunctionalNormTap
+from raptor.dp.gradients.taps.norms import ElementwiseTap, FunctionalNormTap, RmsNormTap
 from raptor.dp.gradients.taps.relative_bias import RelativeBiasTap
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "LinearTap",
     "Pass",
     "RelativeBiasTap",
+    "RmsNormTap",
     "Tap",
     "TiedEmbeddingTap",
 ]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from raptor.dp.gradients.fused import FusedRms
 from raptor.dp.gradients.taps.base import OneOutputTap, Tap, accumulate, by_record
 from raptor.errors import ModelError
 
@@ -53,8 +54,65 @@ class FunctionalNormTap(OneOutputTap):
         return {name: factors @ value for name, value in self._per_record().items()}
 
 
+class RmsNormTap(OneOutputTap):
+    """A root-mean-square norm of transformers, run in one formula (`raptor.dp.gradients.fused`)."""
+
+    def __init__(self, module: nn.Module, weight: str) -> None:
+        """`module` satisfies `is_rms_norm`."""
+        super().__init__(module, (weight,))
+        self._fused = FusedRms(module, keeps=True)
+        self._sums: Tensor | None = None
+
+    def _attach(self) -> None:
+        self._fused.open()
+        super()._attach()
+
+    def close(self) -> None:
+        self._fused.close()
+        super().close()
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._sums = None
+
+    def _keep(self, gradient: Tensor) -> None:
+        super()._keep(gradient)
+        kept = self.kept()
+        if kept is None:
+            raise AssertionError("a gradient arrived before the call")
+        values, name = kept[0], self.parameters[0]
+        normalised = self._fused.normalised
+        if normalised is None:
+            normalised = functional.rms_norm(
+                accumulate(values), values.shape[-1:], None, self._fused.epsilon
+            ).to(values.dtype)
+        products = accumulate(gradient) * accumulate(normalised)
+        # Summed here and now, so that neither activations nor gradients of the norm outlive the backward pass.
+        self._sums = by_record(products, self._pass, name).sum(dim=1)
+        super()._forget()
+
+    def _per_record(self) -> Tensor:
+        """(records, width) gradients."""
+        weight = self._module.get_parameter("weight")
+        return (
+            accumulate(weight.new_zeros(self._pass.records, len(weight)))
+            if self._sums is None
+            else self._sums
+        )
+
+    def squared_norms(self) -> Tensor:
+        return self._per_record().square().sum(dim=1)
+
+    def weighted_sum(self, factors: Tensor) -> dict[str, Tensor]:
+        return {self.parameters[0]: factors @ self._per_record()}
+
+    def erase(self, records: Tensor) -> None:
+        if self._sums is not None:
+            self._sums = self._sums.masked_fill(records[:, None], 0.0)
+
+
 class ElementwiseTap(Tap):
-    """A module whose one-dimensional parameters multiply or shift its input (every RMSNorm of transformers).
+    """A module whose one-dimensional parameters multiply or shift its input (norms of any formula).
 
     Every record gets its own copy of the parameters for the time of the call, and autograd fills the copies'
     gradients; that works for any formula that broadcasts.
