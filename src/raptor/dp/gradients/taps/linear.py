@@ -17,6 +17,7 @@ class LinearTap(OneOutputTap):
         self._linear = module
         self._weight = weight
         self._bias = bias
+        self._norms: Tensor | None = None
 
     def rows(self) -> tuple[Tensor, Tensor] | None:
         """(records, rows, in) inputs and (records, rows, out) gradients, or None without a gradient."""
@@ -26,10 +27,24 @@ class LinearTap(OneOutputTap):
         name = self.parameters[0]
         return by_record(kept[0], self._pass, name), by_record(kept[1], self._pass, name)
 
+    def _keep(self, gradient: Tensor) -> None:
+        super()._keep(gradient)
+        # Taken at once, while the gradient is still in the cache.
+        self._norms = self._squared_norms()
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._norms = None
+
     def squared_norms(self) -> Tensor:
+        if self._norms is None:
+            return accumulate(self._linear.weight.new_zeros(self._pass.records))
+        return self._norms
+
+    def _squared_norms(self) -> Tensor | None:
         rows = self.rows()
         if rows is None:
-            return accumulate(self._linear.weight.new_zeros(self._pass.records))
+            return None
         inputs, gradient = rows
         total = accumulate(gradient.new_zeros(self._pass.records))
         if self._weight is not None:
