@@ -80,7 +80,12 @@ def test_set_up_refuses_another_python(repository: Path, tmp_path: Path) -> None
     (root / "python").write_text("#!/bin/sh\nexit 1\n")
     (root / "python").chmod(0o755)
     done = subprocess.run(
-        ["make", "run", "PYTHON=./python"], cwd=root, env=OWN_MAKE, capture_output=True, text=True, check=False
+        ["make", "run", "PYTHON=./python"],
+        cwd=root,
+        env=OWN_MAKE,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode != 0
     assert "Python 3.11 is needed" in done.stderr

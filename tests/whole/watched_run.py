@@ -18,20 +18,26 @@ from raptor.dp.sampling import PoissonSampler
 
 def watch(facts: dict[str, list[Any]]) -> None:
     """Note realised batch sizes and mean training losses as the mechanism sees them."""
-    draw, losses = PoissonSampler.draw, engine.record_losses
+    draw, make = PoissonSampler.draw, engine._TappedGradients.__init__
 
     def noted_draw(self: PoissonSampler) -> torch.Tensor:
         sample = draw(self)
         facts["batch_sizes"].append(len(sample))
         return sample
 
-    def noted_losses(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        values = losses(model, batch)
-        facts["losses"].append(float(values.mean()))
-        return values
+    def noted_make(self: Any, *arguments: Any) -> None:
+        make(self, *arguments)
+        losses = self._loss
+
+        def noted_losses(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+            values = losses(model, batch)
+            facts["losses"].append(float(values.mean()))
+            return values
+
+        self._loss = noted_losses
 
     PoissonSampler.draw = noted_draw  # type: ignore[method-assign]
-    engine.record_losses = noted_losses
+    engine._TappedGradients.__init__ = noted_make  # type: ignore[method-assign]
 
 
 def main() -> None:
