@@ -56,7 +56,7 @@ def engine_of(subject: Subject, role: str) -> GradientEngine:
 
 def _adam(model: nn.Module, names: Sequence[str]) -> torch.optim.Adam:
     # A rate of zero does all the work and leaves the model as it is, so no round differs from another.
-    return torch.optim.Adam([model.get_parameter(name) for name in names], lr=0.0, foreach=False)
+    return torch.optim.Adam([model.get_parameter(name) for name in names], lr=0.0, fused=True)
 
 
 class Floor(Step):

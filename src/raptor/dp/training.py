@@ -112,7 +112,7 @@ class _Optimizer:
             [group for group in groups if group["params"]],
             betas=config.adam_betas,
             eps=config.adam_epsilon,
-            foreach=False,
+            fused=True,
         )
         final = FINAL_SHARE if config.schedule == "linear" else 1.0
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
