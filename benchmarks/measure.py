@@ -18,6 +18,7 @@ from benchmarks.peers import PEERS
 Row = dict[str, Any]
 RAPTOR, WITH_NOISE, CYCLE = "raptor", "raptor with noise and Adam", "cycle"
 NON_PRIVATE = "non-private"
+PLAIN_NORMS = "raptor with the library's norms"
 PEER_ROUNDS = 3
 
 
@@ -55,6 +56,8 @@ def _role(plan: Plan, target: Subject, role: str) -> None:
     floor = plan.add(f"{role} floor", Floor(target, role))
     ours = plan.add(f"{role} ours", Ours(target, role))
     plan.compare(RAPTOR, role, ours, floor)
+    plain = plan.add(f"{role} ours, plain norms", Ours(target, role, fused=False))
+    plan.compare(PLAIN_NORMS, role, plain, floor)
     floor_adam = plan.add(f"{role} floor, Adam", Floor(target, role, adam=True))
     noisy = plan.add(f"{role} ours, noise", OursWithNoise(target, role))
     plan.compare(WITH_NOISE, role, noisy, floor_adam)

@@ -47,11 +47,11 @@ def train_only(model: nn.Module, names: Sequence[str]) -> None:
         parameter.grad = None
 
 
-def engine_of(subject: Subject, role: str) -> GradientEngine:
-    """Our engine for a role."""
+def engine_of(subject: Subject, role: str, *, fused: bool = True) -> GradientEngine:
+    """Our engine for a role; without `fused` it runs the library's norms, as the floor does."""
     if role == EXPERT:
-        return OwnerExpertGradients(subject.model, subject.layer)
-    return JointGradients(subject.model, role_parameters(subject, role))
+        return OwnerExpertGradients(subject.model, subject.layer, fused=fused)
+    return JointGradients(subject.model, role_parameters(subject, role), fused=fused)
 
 
 def _adam(model: nn.Module, names: Sequence[str]) -> torch.optim.Adam:
@@ -80,9 +80,9 @@ class Floor(Step):
 class Ours(Step):
     """A step of one of our engines."""
 
-    def __init__(self, subject: Subject, role: str) -> None:
+    def __init__(self, subject: Subject, role: str, *, fused: bool = True) -> None:
         self._subject = subject
-        self._engine = engine_of(subject, role)
+        self._engine = engine_of(subject, role, fused=fused)
         self.result: ClippedSum | None = None
 
     def prepare(self) -> None:
