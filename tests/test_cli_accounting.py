@@ -39,6 +39,23 @@ def test_epsilon_confirmed_by_the_library() -> None:
     assert json.loads(done.stdout)["library"].startswith("dp-accounting")
 
 
+def test_epsilon_of_a_shared_sample() -> None:
+    done = run("epsilon", "--shared-sample", "0.02, 1.2+1.6, 400", "--delta", "1e-6", "--json")
+    joint = (1.2**-2 + 1.6**-2) ** -0.5
+    same = run("epsilon", "--event", f"0.02,{joint!r},400", "--delta", "1e-6", "--json")
+    assert json.loads(done.stdout)["epsilon"] == pytest.approx(json.loads(same.stdout)["epsilon"], rel=1e-9)
+
+
+def test_epsilon_of_owners_is_that_of_the_worst() -> None:
+    owners = ["--owner", "0.02,1.6,40/0.02,0.9,30", "--owner", "0.02,0.8,40/0.02,1.8,30"]
+    done = run("epsilon", "--event", "0.02,1.2,100", *owners, "--delta", "1e-6", "--json")
+    found = json.loads(done.stdout)
+    one = ["--event", "0.02,1.2,100", "--event", "0.02,0.8,40", "--event", "0.02,1.8,30"]
+    assert found["epsilon"] == json.loads(run("epsilon", *one, "--delta", "1e-6", "--json").stdout)["epsilon"]
+    assert found["owner"] == 1
+    assert "worst owner: 2 of 2" in run("epsilon", *owners, "--delta", "1e-6").stdout
+
+
 def test_calibrate_gives_one_sigma_per_event() -> None:
     done = run(
         "calibrate",
@@ -70,6 +87,20 @@ def test_calibrate_gives_one_sigma_per_event() -> None:
     assert json.loads(again.stdout)["epsilon"] == found["epsilon"]
 
 
+def test_calibrate_a_shared_sample_beside_an_event() -> None:
+    budget = ["--delta", "1e-6", "--json"]
+    done = run(
+        "calibrate", "--shared-sample", "0.02,400,1+0.5", "--event", "0.01,50", "--epsilon", "3", *budget
+    )
+    found = json.loads(done.stdout)
+    event, first, second = found["sigmas"]
+    assert (event, second) == pytest.approx((first, first / 2))
+    parts = ["--shared-sample", f"0.02,{first!r}+{second!r},400", "--event", f"0.01,{event!r},50"]
+    again = json.loads(run("epsilon", *parts, *budget).stdout)["epsilon"]
+    assert again == pytest.approx(found["epsilon"], rel=1e-6)
+    assert 3 * (1 - 1e-4) <= again <= 3
+
+
 def test_calibrate_for_a_person() -> None:
     done = run("calibrate", "--event", "0.02,400", "--epsilon", "3", "--delta", "1e-6")
     assert done.stdout.startswith("noise multipliers ")
@@ -95,6 +126,12 @@ def test_calibrate_for_a_person() -> None:
         (["epsilon", "--event", "0.1,1,-1", "--delta", "1e-6"], "steps of an event must be at least 0"),
         (["epsilon", "--event", "0.1,1", "--delta", "1e-6"], "must be RATE,SIGMA,STEPS"),
         (["epsilon", "--event", "a,1,1", "--delta", "1e-6"], "RATE of --event a,1,1 is not a number"),
+        (["epsilon", "--shared-sample", "0.1,1+1", "--delta", "1e-6"], "must be RATE,SIGMA1+SIGMA2,STEPS"),
+        (
+            ["epsilon", "--shared-sample", "0.1,1+,5", "--delta", "1e-6"],
+            "SIGMA1+SIGMA2 of --shared-sample 0.1,1+,5",
+        ),
+        (["epsilon", "--owner", "0.1,1", "--delta", "1e-6"], "--owner 0.1,1 must be RATE,SIGMA,STEPS"),
         (["epsilon", "--event", "0.1,1,1", "--delta", "0"], "delta must be above 0 and below 1"),
         (["epsilon", "--event", "0.1,1,1", "--delta", "nan"], "delta must be a finite number"),
         (["calibrate", "--event", "0.1,5", "--epsilon", "0", "--delta", "1e-6"], "epsilon must be above 0"),
@@ -119,6 +156,11 @@ def test_bad_input_gets_one_message(arguments, message) -> None:
 
 
 def test_missing_budget_is_refused() -> None:
+    nothing = run("epsilon", "--delta", "1e-6")
+    assert nothing.exit_code == 2
+    assert "at least one --event" in nothing.output
+    nothing = run("calibrate", "--epsilon", "1", "--delta", "1e-6")
+    assert "at least one --event" in nothing.output
     assert run("epsilon", "--event", "0.1,1,1").exit_code != 0
     assert run("calibrate", "--event", "0.1,1", "--delta", "1e-6").exit_code != 0
 
