@@ -22,7 +22,7 @@ PIP_COMPILE = $(BIN)/pip-compile --quiet --strip-extras --allow-unsafe --no-head
 # A local build of a package, such as torch for the CPU, satisfies a pin without its suffix.
 UNLOCAL = sed -i -E 's/^([A-Za-z0-9_.-]+==[^+ ]+)\+[A-Za-z0-9.]+/\1/'
 
-.PHONY: help run test test-fast lint viz ui lock
+.PHONY: help run test test-fast test-exhaustive lint viz ui lock
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1: /'
@@ -30,11 +30,14 @@ help:  ## show the targets
 run: $(RUN_STAMP)  ## set up, then all stages; ARGS="--pipelines selection" for one of them
 	$(BIN)/kedro run $(ARGS)
 
-test: $(DEV_STAMP)  ## set up, then the whole test suite; ARGS="tests/dp" for a part of it
-	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+test: $(DEV_STAMP)  ## set up, then the test suite; ARGS="tests/dp" for a part of it
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not exhaustive" $(ARGS)
 
 test-fast: $(DEV_STAMP)  ## the tests that take seconds
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not exhaustive" $(ARGS)
+
+test-exhaustive: $(DEV_STAMP)  ## what is too long for every change: whole grids, many repetitions, kills
+	$(BIN)/python -m pytest -n auto --dist worksteal -m exhaustive $(ARGS)
 
 lint: $(DEV_STAMP)  ## ruff, mypy and the layers between packages
 	$(BIN)/ruff check .

@@ -31,9 +31,17 @@ class BudgetError(RaptorError):
     """The privacy budget is invalid, infeasible or would be exceeded."""
 
 
+class CheckpointError(RaptorError):
+    """A private training was not ended, and cannot be resumed as things are."""
+
+
 class AuditError(RaptorError):
     """An attack or a check contradicts what the mechanism claims."""
 
 
 class LedgerError(RaptorError):
     """A ledger or certificate is broken, incomplete or does not say what it should."""
+
+
+class ReplayError(LedgerError):
+    """A resumed run did not make the same release again that the journal has."""

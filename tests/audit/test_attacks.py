@@ -53,7 +53,7 @@ def test_a_correct_release_stays_below_its_claim(claim: float) -> None:
     assert min(found) >= 0.4 * claim
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("claim", RELEASE_NOISE)
 def test_a_hundred_correct_releases(claim: float) -> None:
     found = [attack_release(seed, claim, CORRECT).epsilon for seed in range(100, 200)]
@@ -68,7 +68,7 @@ def test_correct_steps_stay_below_the_ledgers_claim() -> None:
         assert 0.25 * claim < bound.epsilon <= claim
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_hundred_correct_schedules() -> None:
     found = [attack_steps(seed, CORRECT) for seed in range(100, 200)]
     values = sorted(bound.epsilon for bound, _ in found)

@@ -79,7 +79,7 @@ def test_norms_and_sums_are_those_of_a_loop_over_records(family: str, role: str)
     compare(family, role, PADDINGS[turn % 3], WAYS[(turn + 2) % 3], torch.float64)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("padding", PADDINGS)

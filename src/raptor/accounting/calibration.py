@@ -33,6 +33,21 @@ class SplitSum:
     deltas: tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class SplitCalibration:
+    """Noise multipliers of streams that were calibrated alone.
+
+    Attributes:
+        noise_multipliers: one per shape.
+        epsilons: what each shape, then each fixed stream, costs alone at `delta_part`.
+        delta_part: the delta of each stream; all of them add up to that of the budget.
+    """
+
+    noise_multipliers: tuple[float, ...]
+    epsilons: tuple[float, ...]
+    delta_part: float
+
+
 def calibrate(
     shapes: Sequence[EventShape],
     epsilon: float,
@@ -74,6 +89,54 @@ def calibrate(
         achieved = bound(events(factor), delta, adjacency, confirm=confirm)
     multipliers = tuple(shape.at(factor).noise_multiplier for shape in shapes)
     return Calibration(multipliers, achieved.epsilon, target, factor, achieved)
+
+
+def calibrate_split(
+    shapes: Sequence[EventShape],
+    shares: Sequence[float],
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency,
+    fixed: Sequence[Sequence[Event]] = (),
+) -> SplitCalibration:
+    """Noise multipliers as the published method finds them: each stream alone at its share of the budget.
+
+    Delta is shared evenly by all streams. What `fixed` costs at its part is taken from epsilon first; of the rest,
+    each shape gets its share. The weights of the shapes play no part.
+
+    Args:
+        shapes: one event for each stream that is to be calibrated, all with steps.
+        shares: parts of what is left of epsilon, which add up to 1.
+        fixed: streams with noise of their own.
+
+    Raises:
+        ParameterError: the shares do not fit the shapes, or a shape has no step.
+        BudgetError: epsilon or delta is out of range, or `fixed` leaves nothing of the budget.
+    """
+    target, delta = checks.budget_epsilon(epsilon), checks.budget_delta(delta)
+    parts = [checks.positive(share, "share of epsilon") for share in shares]
+    if len(parts) != len(shapes) or not math.isclose(sum(parts), 1):
+        raise ParameterError("the shares of epsilon must be one per stream and add up to 1")
+    if not all(shape.steps for shape in shapes):
+        raise ParameterError("a stream without steps has no share of the budget: leave it out")
+    used = [events for events in fixed if any(event.steps for event in events)]
+    part = delta / (len(shapes) + len(used))
+    spent = [bound(events, part, adjacency, confirm=False).epsilon for events in used]
+    left = target - math.fsum(spent)
+    if left <= target * _SLACK:
+        raise BudgetError(
+            f"the events with fixed noise alone cost epsilon {math.fsum(spent):.6g} at their part of delta, and the "
+            f"target is {target:g}: raise the target, or give these events more noise or fewer steps"
+        )
+    found = [
+        calibrate([shape], left * share, part, adjacency, confirm=False)
+        for shape, share in zip(shapes, parts, strict=True)
+    ]
+    return SplitCalibration(
+        noise_multipliers=tuple(one.noise_multipliers[0] for one in found),
+        epsilons=(*(one.epsilon for one in found), *spent),
+        delta_part=part,
+    )
 
 
 def split_sum(

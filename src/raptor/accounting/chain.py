@@ -108,6 +108,21 @@ def read_chain(path: Path) -> list[Line]:
     Raises:
         LedgerError: the file cannot be read, its last line is torn, or a line is broken.
     """
+    lines, torn = read_torn(path)
+    if torn:
+        raise LedgerError(
+            f"line {len(lines) + 1} of {path} is torn: writing stopped in the middle of it. What it was to record "
+            "may have happened, so it must be charged"
+        )
+    return lines
+
+
+def read_torn(path: Path) -> tuple[list[Line], bytes]:
+    """The verified lines of a file, and what there is of a last line that was not written to its end.
+
+    Raises:
+        LedgerError: the file cannot be read or is empty, or a line is broken.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -115,16 +130,11 @@ def read_chain(path: Path) -> list[Line]:
     if not content:
         raise LedgerError(f"{path} is empty")
     whole, _, torn = content.rpartition(b"\n")
-    if torn:
-        number = content.count(b"\n") + 1
-        raise LedgerError(
-            f"line {number} of {path} is torn: writing stopped in the middle of it. What it was to record may "
-            "have happened, so it must be charged"
-        )
     lines = [
-        parse(line, f"line {number} of {path}") for number, line in enumerate(whole.split(b"\n"), start=1)
+        parse(line, f"line {number} of {path}")
+        for number, line in enumerate(whole.split(b"\n") if whole else [], start=1)
     ]
-    return verify_chain(lines, str(path))
+    return (verify_chain(lines, str(path)) if lines or not torn else []), torn
 
 
 def _digest(body: Mapping[str, Any]) -> str:

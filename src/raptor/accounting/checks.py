@@ -46,6 +46,14 @@ def rate(value: object, name: str = "rate", where: str = "") -> float:
     return number
 
 
+def share(value: object, name: str, where: str = "") -> float:
+    """`value` as a part of a whole, strictly between 0 and 1."""
+    number = real(value, name, where)
+    if not 0 < number < 1:
+        raise ParameterError(f"{_place(name, where)} must be above 0 and below 1, not {_shown(value)}")
+    return number
+
+
 def count(value: object, name: str, where: str = "", minimum: int = 0) -> int:
     """`value` as a whole number of at least `minimum`; refuses bool and floats."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from raptor.accounting.chain import START, Line, canonical, read_chain, seal, verify_chain
+from raptor.accounting.facts import END, RUN, RunEnd, RunStart, read_fact
 from raptor.accounting.types import Release
 from raptor.errors import LedgerError, ParameterError
 
@@ -17,7 +18,7 @@ RELEASE = "release"
 
 
 class ReleaseJournal:
-    """Append-only file of chained JSON lines: a header, then one line per release.
+    """Append-only file of chained JSON lines: a header, then releases, and what the run says of itself.
 
     Guarantee:
         When `append` has returned, the release is on disk and would survive a crash of process or machine;
@@ -64,6 +65,10 @@ class ReleaseJournal:
         if not isinstance(release, Release):
             raise ParameterError(f"a journal takes releases, not {type(release).__name__}")
         return self._write(RELEASE, release.to_json())
+
+    def note(self, fact: RunStart | RunEnd) -> Line:
+        """Record what the run has checked; it is on disk when this returns."""
+        return self._write(RUN if isinstance(fact, RunStart) else END, fact.to_json())
 
     def lines(self) -> list[Line]:
         """All lines written so far, header first."""
@@ -122,6 +127,9 @@ def open_lines(lines: Sequence[object], where: str) -> tuple[dict[str, Any], lis
     releases = []
     for number, line in enumerate(checked[1:], start=2):
         place = f"line {number} of {where}"
+        if line["kind"] in (RUN, END):
+            read_fact(line["kind"], line["data"], place)
+            continue
         if line["kind"] != RELEASE:
             raise LedgerError(f"{place} is no release")
         try:

@@ -1,9 +1,9 @@
 """The ledger: plan, releases, what is reserved, and totals, as one chain that can be checked alone.
 
-Lines, in this order: `plan` (the plan as it was written before training, assumptions, versions, the digest of
-the journal), one `release` per noisy sum that left the mechanism, one `reserved` per stream that is charged in
-full, and `closing` (per stream: planned, executed, charged; whether the run was complete; the digest of the
-model that was made of the releases).
+Lines, in this order: `plan` (the plan as it was written before training, versions, the digest of the journal),
+all lines of the journal after its header (one `release` per noisy sum that left the mechanism, `run` and `end`
+for what the run checked), one `reserved` per stream that is charged in full, and `closing` (per stream: planned,
+executed, charged; whether the run was complete; the digest of the model that was made of the releases).
 """
 
 from __future__ import annotations
@@ -17,56 +17,39 @@ from typing import Any, Literal
 from raptor import __version__
 from raptor.accounting import checks
 from raptor.accounting.accountant import OWN
-from raptor.accounting.assumptions import ASSUMPTIONS
 from raptor.accounting.chain import Line, canonical, digest, sealed, verify_chain
+from raptor.accounting.facts import END, RUN, RunEnd, RunStart, read_fact
 from raptor.accounting.journal import HEADER, RELEASE, open_lines
-from raptor.accounting.plan import PrivacyPlan, StreamPlan, read_plan
+from raptor.accounting.plan import PrivacyPlan, read_plan
+from raptor.accounting.totals import StreamTotal, closing_line, count_releases, reserved_line, status_of
 from raptor.accounting.types import Event, Release
 from raptor.errors import LedgerError, ParameterError
 
-FORMAT = "raptor-ledger/1"
+FORMAT = "raptor-ledger/2"
 PLAN = "plan"
 RESERVED = "reserved"
 CLOSING = "closing"
 
 _VERSIONS = frozenset({"raptor", "accountant", "dp-accounting", "python"})
-_PLAN_FIELDS = frozenset({"format", "plan", "assumptions", "versions", "journal"})
+_PLAN_FIELDS = frozenset({"format", "plan", "versions", "journal"})
 _CLOSING_FIELDS = frozenset({"streams", "status", "model"})
 
 
 @dataclass(frozen=True)
-class StreamTotal:
-    """Releases of one stream: `charged` is what epsilon counts."""
-
-    planned: StreamPlan
-    executed: int
-    dimension: int | None
-
-    @property
-    def charged(self) -> int:
-        return self.planned.steps if self.planned.is_reserved else self.executed
-
-    @property
-    def events(self) -> tuple[Event, ...]:
-        return self.planned.events(self.charged)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.planned.name,
-            "planned": self.planned.steps,
-            "executed": self.executed,
-            "charged": self.charged,
-            "dimension": self.dimension,
-        }
-
-
-@dataclass(frozen=True)
 class Ledger:
-    """A ledger whose chain, order, releases and totals were checked."""
+    """A ledger whose chain, order, releases and totals were checked.
+
+    Attributes:
+        starts: what each process of the run checked before its first release.
+        end: what the last one checked after its last release; None when the run did not come that far.
+        checked_from_start: whether a `run` line stands before the first release.
+    """
 
     plan: PrivacyPlan
     totals: tuple[StreamTotal, ...]
-    assumptions: tuple[dict[str, str], ...]
+    starts: tuple[RunStart, ...]
+    end: RunEnd | None
+    checked_from_start: bool
     versions: dict[str, str]
     model: str | None
     digest: str
@@ -74,7 +57,7 @@ class Ledger:
 
     @property
     def status(self) -> Literal["complete", "incomplete"]:
-        return _status(self.totals)
+        return status_of(self.totals)
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -102,11 +85,12 @@ def compose_ledger(
         if canonical(header) != canonical(dict(plan)):
             raise LedgerError("the release log belongs to another privacy plan: run the training stage again")
         source = {"digest": digest([dict(line) for line in journal]), "releases": len(releases)}
-    entries: list[tuple[str, dict[str, Any]]] = [(PLAN, _heading(plan, source))]
-    entries += [(RELEASE, release.to_json()) for release in releases]
-    totals = _totals(checked, releases, "the release log")
-    entries += [(RESERVED, _reserved(total)) for total in totals if total.planned.is_reserved]
-    entries.append((CLOSING, _closing(totals, model)))
+    entries: list[tuple[str, Mapping[str, Any]]] = [(PLAN, _heading(plan, source))]
+    entries += [(line["kind"], line["data"]) for line in journal[1:]]
+    places = [number for number, line in enumerate(journal, start=1) if line["kind"] == RELEASE]
+    totals = count_releases(checked, list(zip(places, releases, strict=True)), "the release log")
+    entries += [(RESERVED, reserved_line(total)) for total in totals if total.planned.is_reserved]
+    entries.append((CLOSING, closing_line(totals, model)))
     return sealed(entries)
 
 
@@ -130,15 +114,20 @@ def _read(checked: list[Line], where: str) -> Ledger:
         raise LedgerError(f"{where} has no closing line: it was cut off")
     plan, heading = _read_heading(checked[0]["data"], where)
     reserved_at = next((at for at, line in enumerate(checked) if line["kind"] == RESERVED), len(checked) - 1)
+    middle = checked[1:reserved_at]
+    starts, end = _read_facts(middle, where)
     releases = [
-        _read_release(line, number, where) for number, line in enumerate(checked[1:reserved_at], start=2)
+        (number, _read_release(line, number, where))
+        for number, line in enumerate(middle, start=2)
+        if line["kind"] not in (RUN, END)
     ]
-    totals = _totals(plan, releases, where)
-    _require_journal(heading, releases, where)
-    expected = [(RESERVED, _reserved(total)) for total in totals if total.planned.is_reserved]
+    totals = count_releases(plan, releases, where)
+    _require_coordinates(starts, totals, where)
+    _require_journal(heading, middle, len(releases), where)
+    expected = [(RESERVED, reserved_line(total)) for total in totals if total.planned.is_reserved]
     closing = checks.fields(checked[-1]["data"], _CLOSING_FIELDS, f"the closing line of {where}")
     model = None if closing["model"] is None else checks.word(closing["model"], "model", where)
-    expected.append((CLOSING, _closing(totals, model)))
+    expected.append((CLOSING, closing_line(totals, model)))
     for line, (kind, data) in zip(checked[reserved_at:], expected, strict=False):
         _require_equal(line, kind, data, where)
     if len(checked) - reserved_at != len(expected):
@@ -148,7 +137,9 @@ def _read(checked: list[Line], where: str) -> Ledger:
     return Ledger(
         plan=plan,
         totals=totals,
-        assumptions=tuple(heading["assumptions"]),
+        starts=starts,
+        end=end,
+        checked_from_start=bool(middle) and middle[0]["kind"] == RUN,
         versions=dict(heading["versions"]),
         model=model,
         digest=digest(checked),
@@ -156,16 +147,42 @@ def _read(checked: list[Line], where: str) -> Ledger:
     )
 
 
-def _require_journal(heading: Mapping[str, Any], releases: Sequence[Release], where: str) -> None:
-    """The journal that the ledger names must be the one that these releases make."""
+def _read_facts(middle: Sequence[Line], where: str) -> tuple[tuple[RunStart, ...], RunEnd | None]:
+    """What the run says that it checked; nothing may stand after its end."""
+    facts = [
+        read_fact(line["kind"], line["data"], f"line {line['index'] + 1} of {where}")
+        for line in middle
+        if line["kind"] in (RUN, END)
+    ]
+    ends = [line["index"] + 1 for line in middle if line["kind"] == END]
+    if ends and ends[0] != middle[-1]["index"] + 1:
+        raise LedgerError(f"line {ends[0]} of {where} ends the run, but lines of the run stand after it")
+    starts = tuple(fact for fact in facts if isinstance(fact, RunStart))
+    return starts, next((fact for fact in facts if isinstance(fact, RunEnd)), None)
+
+
+def _require_coordinates(starts: Sequence[RunStart], totals: Sequence[StreamTotal], where: str) -> None:
+    """Every release has noise on as many coordinates as the run said that the stream trains."""
+    for start in starts:
+        for total in totals:
+            said = start.coordinates.get(total.planned.name)
+            if None not in (said, total.dimension) and said != total.dimension:
+                raise LedgerError(
+                    f"{where} has releases of {total.dimension} coordinates in stream {total.planned.name}, "
+                    f"which trains {said}"
+                )
+
+
+def _require_journal(heading: Mapping[str, Any], middle: Sequence[Line], releases: int, where: str) -> None:
+    """The journal that the ledger names must be the one that these lines make."""
     stated = heading["journal"]
     if stated is None:
-        if releases:
+        if middle:
             raise LedgerError(f"line 1 of {where} names no journal, but there are releases")
         return
-    if stated["releases"] != len(releases):
-        raise LedgerError(f"{where} has {len(releases)} releases, its journal had {stated['releases']}")
-    made = sealed([(HEADER, heading["plan"]), *((RELEASE, release.to_json()) for release in releases)])
+    if stated["releases"] != releases:
+        raise LedgerError(f"{where} has {releases} releases, its journal had {stated['releases']}")
+    made = sealed([(HEADER, heading["plan"]), *((line["kind"], line["data"]) for line in middle)])
     if digest(made) != stated["digest"]:
         raise LedgerError(f"the plan and releases of {where} are not those of the journal that it names")
 
@@ -174,7 +191,6 @@ def _heading(plan: Mapping[str, Any], journal: dict[str, Any] | None) -> dict[st
     return {
         "format": FORMAT,
         "plan": dict(plan),
-        "assumptions": [dict(item) for item in ASSUMPTIONS],
         "versions": {
             "raptor": __version__,
             "accountant": OWN,
@@ -187,14 +203,16 @@ def _heading(plan: Mapping[str, Any], journal: dict[str, Any] | None) -> dict[st
 
 def _read_heading(data: Mapping[str, Any], where: str) -> tuple[PrivacyPlan, dict[str, Any]]:
     place = f"line 1 of {where}"
+    # Before the fields, as another format has other ones.
+    if data.get("format") != FORMAT:
+        raise LedgerError(
+            f"{place} has the format {data.get('format')!r}, this version reads {FORMAT}. Check it with the "
+            "version of raptor that made it, or run the training and accounting stages again"
+        )
     heading = checks.fields(data, _PLAN_FIELDS, place)
-    if heading["format"] != FORMAT:
-        raise LedgerError(f"{place} has the format {heading['format']!r}, this version reads {FORMAT}")
     versions = checks.fields(heading["versions"], _VERSIONS, f"versions in {place}")
     for name, value in versions.items():
         checks.word(value, name, f"versions in {place}")
-    if heading["assumptions"] != [dict(item) for item in ASSUMPTIONS]:
-        raise LedgerError(f"{place} does not state the assumptions of {FORMAT}")
     if heading["journal"] is not None:
         source = checks.fields(heading["journal"], frozenset({"digest", "releases"}), f"journal in {place}")
         checks.word(source["digest"], "digest", f"journal in {place}")
@@ -210,55 +228,6 @@ def _read_release(line: Line, number: int, where: str) -> Release:
         return Release.from_json(line["data"], place)
     except ParameterError as error:
         raise LedgerError(f"{place} is no valid release: {error}") from None
-
-
-def _totals(plan: PrivacyPlan, releases: Sequence[Release], where: str) -> tuple[StreamTotal, ...]:
-    """Releases per stream; each must be the plan's next one of its stream, and no more than planned."""
-    executed = {stream.name: 0 for stream in plan.streams}
-    dimensions: dict[str, int] = {}
-    for number, release in enumerate(releases, start=2):
-        place = f"line {number} of {where}"
-        plan.require(release, place)
-        if release.step != executed[release.stream]:
-            raise LedgerError(
-                f"{place} is step {release.step} of stream {release.stream}, "
-                f"where step {executed[release.stream]} should stand: a release is missing, repeated or moved"
-            )
-        executed[release.stream] += 1
-        if dimensions.setdefault(release.stream, release.dimension) != release.dimension:
-            raise LedgerError(
-                f"{place} has dimension {release.dimension}, "
-                f"earlier releases of stream {release.stream} have {dimensions[release.stream]}"
-            )
-    totals = tuple(
-        StreamTotal(stream, executed[stream.name], dimensions.get(stream.name)) for stream in plan.streams
-    )
-    for total in totals:
-        if total.executed > total.planned.steps:
-            raise LedgerError(
-                f"{where} has {total.executed} releases of stream {total.planned.name}, "
-                f"the plan allows {total.planned.steps}"
-            )
-    return totals
-
-
-def _reserved(total: StreamTotal) -> dict[str, Any]:
-    planned = total.planned
-    return {
-        "stream": planned.name,
-        "rate": planned.rate,
-        "noise_multiplier": planned.noise_multiplier,
-        "steps": planned.steps,
-    }
-
-
-def _closing(totals: Sequence[StreamTotal], model: str | None) -> dict[str, Any]:
-    return {"streams": [total.to_json() for total in totals], "status": _status(totals), "model": model}
-
-
-def _status(totals: Sequence[StreamTotal]) -> Literal["complete", "incomplete"]:
-    done = all(total.executed == total.planned.steps for total in totals if not total.planned.is_reserved)
-    return "complete" if done else "incomplete"
 
 
 def _require_equal(line: Line, kind: str, data: dict[str, Any], where: str) -> None:

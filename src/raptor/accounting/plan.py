@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
 from raptor.accounting import checks
+from raptor.accounting.selection import Search
 from raptor.accounting.types import Adjacency, Event, Mode, Release, Unit, generator_mode
 from raptor.errors import BudgetError, LedgerError, ParameterError, RaptorError
 
+_LATER = frozenset({"trainable", "accounting", "rho", "search"})
+"""Fields that a plan may lack."""
 RESERVED = frozenset({"evaluation"})
 """Streams that are charged in full from the start, whether their releases are made or not."""
+
+
+class Accounting(StrEnum):
+    """How the noise was calibrated: all streams in one ledger, or each alone at its share as the paper does."""
+
+    JOINT = "joint"
+    SPLIT = "split"
 
 
 @dataclass(frozen=True)
@@ -76,6 +87,9 @@ class PrivacyPlan:
         taken_as_public: facts about the private data that the guarantee does not cover.
         streams: the planned streams.
         trainable: which parameters are trained: `full`, or adapters, in words.
+        accounting: how the noise was calibrated; the claim is the joint figure under both.
+        rho: share of epsilon of the shared stream where accounting is split, else None.
+        search: the search that the run belongs to.
     """
 
     unit: Unit
@@ -91,6 +105,9 @@ class PrivacyPlan:
     taken_as_public: tuple[str, ...]
     streams: tuple[StreamPlan, ...]
     trainable: str = "full"
+    accounting: Accounting = Accounting.JOINT
+    rho: float | None = None
+    search: Search = Search()
 
     @property
     def mode(self) -> Mode:
@@ -117,6 +134,8 @@ class PrivacyPlan:
             "adjacency": self.adjacency.value,
             "taken_as_public": list(self.taken_as_public),
             "streams": [asdict(stream) for stream in self.streams],
+            "accounting": self.accounting.value,
+            "search": self.search.to_json(),
         }
 
     def require(self, release: Release, where: str) -> None:
@@ -156,7 +175,7 @@ def read_plan(data: object) -> PrivacyPlan:
     """
     try:
         wanted = frozenset(PrivacyPlan.__dataclass_fields__)
-        found = checks.fields(data, wanted - {"trainable"}, "the privacy plan", frozenset({"trainable"}))
+        found = checks.fields(data, wanted - _LATER, "the privacy plan", _LATER)
         return _plan(found)
     except RaptorError as error:
         raise LedgerError(str(error)) from None
@@ -171,6 +190,10 @@ def _plan(found: Mapping[str, Any]) -> PrivacyPlan:
     facts = _sequence(found["taken_as_public"], "taken_as_public")
     generator = checks.word(found["generator"], "generator", where)
     generator_mode(generator, where)
+    accounting = checks.member(Accounting, found.get("accounting", "joint"), "accounting", where)
+    rho = found.get("rho")
+    if (accounting is Accounting.SPLIT) != (rho is not None):
+        raise ParameterError(f"rho of {where} goes with accounting split and with nothing else")
     return PrivacyPlan(
         unit=checks.member(Unit, found["unit"], "unit", where),
         adjacency=checks.member(Adjacency, found["adjacency"], "adjacency", where),
@@ -185,6 +208,9 @@ def _plan(found: Mapping[str, Any]) -> PrivacyPlan:
         taken_as_public=tuple(checks.word(fact, "a fact taken as public", where) for fact in facts),
         streams=streams,
         trainable=checks.word(found.get("trainable", "full"), "trainable", where),
+        accounting=accounting,
+        rho=None if rho is None else checks.share(rho, "rho", where),
+        search=Search.from_json(found["search"], where) if "search" in found else Search(),
     )
 
 

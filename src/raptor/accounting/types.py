@@ -5,6 +5,7 @@ All are frozen and checked when they are made, so that a wrong number cannot tra
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Literal
@@ -102,6 +103,9 @@ class Release:
         denominator: public constant that the noisy sum is divided by.
         dimension: number of coordinates that got noise.
         generator: name of the noise generator, mode first (see `Mode`).
+        follows: SHA-256 of the noisy sums of the stream's release before this one, so that a resumed run can
+            show that it makes the same releases again; None for the first, and where none was kept. It is made
+            of what was released, and is as public.
     """
 
     stream: str
@@ -112,6 +116,7 @@ class Release:
     denominator: float
     dimension: int
     generator: str
+    follows: str | None = None
 
     def __post_init__(self) -> None:
         stream = checks.word(self.stream, "stream", "a release")
@@ -120,6 +125,8 @@ class Release:
         if not isinstance(self.sensitivity, Sensitivity):
             raise ParameterError(f"sensitivity of {where} must come from the clipping code")
         generator_mode(self.generator, where)
+        if self.follows is not None and not re.fullmatch("[0-9a-f]{64}", checks.word(self.follows, "follows", where)):
+            raise ParameterError(f"follows of {where} must be a SHA-256 in hexadecimal")
         values = {
             "step": step,
             "rate": checks.rate(self.rate, "rate", where),
@@ -140,11 +147,15 @@ class Release:
         return generator_mode(self.generator)
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "sensitivity": self.sensitivity.to_json()}
+        data = {**asdict(self), "sensitivity": self.sensitivity.to_json()}
+        if self.follows is None:
+            del data["follows"]
+        return data
 
     @classmethod
     def from_json(cls, data: object, where: str = "a release") -> Release:
-        found = checks.fields(data, frozenset(cls.__dataclass_fields__), where)
+        wanted = frozenset(cls.__dataclass_fields__) - {"follows"}
+        found = checks.fields(data, wanted, where, frozenset({"follows"}))
         found["sensitivity"] = Sensitivity.from_json(found["sensitivity"], f"sensitivity of {where}")
         return cls(**found)  # type: ignore[arg-type]
 

@@ -11,6 +11,32 @@ class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class SearchConfig(_Config):
+    """The search over parameters that a run belongs to. It changes no noise: the certificate says what it costs."""
+
+    runs: int = Field(
+        default=1,
+        ge=1,
+        le=100_000,
+        strict=True,
+        description="runs on the same records, this one among them; with a random selection their mean",
+    )
+    selection: Literal["none", "naive", "geometric", "logarithmic", "poisson"] = Field(
+        default="none",
+        description="none: no search; naive: all runs in one ledger; otherwise the distribution from which the "
+        "number of runs was drawn in secret, and only the best run is let out",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SearchConfig:
+        if (self.selection == "none") != (self.runs == 1):
+            raise ValueError(
+                "privacy.search: runs above 1 and a selection other than none go together. One run without a search "
+                "is runs=1, selection=none; a search has 2 runs or more and says how they are counted"
+            )
+        return self
+
+
 class PrivacyConfig(_Config):
     """The budget and whom it protects."""
 
@@ -37,6 +63,32 @@ class PrivacyConfig(_Config):
         default=False,
         description="accept delta >= 1/n, at which publishing one whole record would satisfy the guarantee",
     )
+    accounting: Literal["joint", "split"] = Field(
+        default="joint",
+        description="joint: all streams in one ledger; split: the paper's, each stream alone at its share",
+    )
+    rho: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        allow_inf_nan=False,
+        description="share of epsilon for the shared stream; with accounting split, and null otherwise",
+    )
+    search: SearchConfig = Field(default=SearchConfig())
+
+    @model_validator(mode="after")
+    def _split_has_rho(self) -> PrivacyConfig:
+        if self.accounting == "split" and self.rho is None:
+            raise ValueError(
+                "privacy.accounting is split, so privacy.rho must say which share of epsilon the shared stream gets, "
+                "such as 0.8"
+            )
+        if self.accounting == "joint" and self.rho is not None:
+            raise ValueError(
+                "privacy.rho is set, but privacy.accounting is joint, where no stream has a share, so it would change "
+                "nothing: set privacy.accounting=split, or leave privacy.rho out"
+            )
+        return self
 
 
 class StreamConfig(_Config):

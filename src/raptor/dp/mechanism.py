@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from raptor.accounting.plan import StreamPlan
-from raptor.accounting.types import Release
+from raptor.accounting.types import Release, Sensitivity
 from raptor.dp.clipping import ClippedSum
 from raptor.dp.streams import BLOCK, RandomStream
 from raptor.errors import BudgetError
@@ -31,15 +32,22 @@ class GaussianMechanism:
         Adjacency: that of the clipped sum. Assumes: rate, sigma, C, D and the number of steps are public
         constants; the noise stream is used for nothing else. Every call adds noise to every coordinate,
         whether or not a record fell into the sample, and no more calls than planned are answered.
+        Each release names the digest of the one before it, so that the sink can refuse to make a release
+        again that does not come out the same.
     """
 
     def __init__(self, stream: StreamPlan, noise: RandomStream, generator: str, sink: ReleaseSink) -> None:
-        """`generator` names the source of `noise` in the ledger."""
+        """`generator` names the source of `noise` in the ledger.
+
+        `released` and `last`, the number of releases and the digest of the last one, are set by a run that
+        resumes, and by nobody else.
+        """
         self.stream = stream
         self._noise = noise
         self._generator = generator
         self._sink = sink
-        self._released = 0
+        self.released = 0
+        self.last: str | None = None
 
     def release(self, total: ClippedSum) -> dict[str, Tensor]:
         """Name -> noisy sum over the denominator, in the tensors' own dtype and place.
@@ -49,7 +57,7 @@ class GaussianMechanism:
                 than the plan.
         """
         plan = self.stream
-        if self._released >= plan.steps:
+        if self.released >= plan.steps:
             raise BudgetError(
                 f"Stream {plan.name!r} has made its {plan.steps} planned releases; another one is not paid for."
             )
@@ -58,22 +66,33 @@ class GaussianMechanism:
                 f"A sum of stream {plan.name!r} has sensitivity {total.sensitivity.norm}, but the plan says "
                 f"{plan.clipping_norm}. Nothing was released."
             )
-        release = Release(
+        release = self.receipt(total.sensitivity, sum(tensor.numel() for tensor in total.tensors.values()))
+        self._sink.append(release)
+        self.released += 1
+        digest = hashlib.sha256()
+        noisy = {
+            name: self._noisy(tensor, release.noise_deviation, digest) for name, tensor in total.tensors.items()
+        }
+        self.last = digest.hexdigest()
+        return noisy
+
+    def receipt(self, sensitivity: Sensitivity, dimension: int) -> Release:
+        """What the ledger says about the next release."""
+        plan = self.stream
+        return Release(
             stream=plan.name,
-            step=self._released,
+            step=self.released,
             rate=plan.rate,
             noise_multiplier=plan.noise_multiplier,
-            sensitivity=total.sensitivity,
+            sensitivity=sensitivity,
             denominator=plan.denominator,
-            dimension=sum(tensor.numel() for tensor in total.tensors.values()),
+            dimension=dimension,
             generator=self._generator,
+            follows=self.last,
         )
-        self._sink.append(release)
-        self._released += 1
-        return {name: self._noisy(tensor, release.noise_deviation) for name, tensor in total.tensors.items()}
 
-    def _noisy(self, total: Tensor, deviation: float) -> Tensor:
-        """(total + N(0, deviation^2)) / D, in the type and place of the total."""
+    def _noisy(self, total: Tensor, deviation: float, digest: hashlib._Hash) -> Tensor:
+        """(total + N(0, deviation^2)) / D, in the type and place of the total; its bytes go into the digest."""
         flat = total.detach().cpu().reshape(-1)
         result = torch.empty_like(flat)
         for start in range(0, len(flat), BLOCK):
@@ -81,4 +100,5 @@ class GaussianMechanism:
             # Summed in float64: the addition itself must not depend on the rounding of a smaller type.
             noise = self._noise.normals(part.shape).mul_(deviation)
             result[start : start + BLOCK] = noise.add_(part).div_(self.stream.denominator)
+            digest.update(memoryview(result[start : start + BLOCK].view(torch.uint8).numpy()))
         return result.reshape(total.shape).to(total.device)

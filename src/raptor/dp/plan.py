@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raptor.accounting.calibration import calibrate, split_sum
-from raptor.accounting.plan import PrivacyPlan, StreamPlan
+from raptor.accounting.accountant import epsilon as joint_epsilon
+from raptor.accounting.calibration import calibrate, calibrate_split, split_sum
+from raptor.accounting.plan import Accounting, PrivacyPlan, StreamPlan
+from raptor.accounting.selection import Search
 from raptor.accounting.types import Adjacency, EventShape, Unit
-from raptor.errors import BudgetError
+from raptor.errors import BudgetError, ParameterError
 
 SHARED = "shared"
 EXPERT = "expert"
@@ -44,8 +46,10 @@ def make_plan(
     taken_as_public: Sequence[str],
     allow_large_delta: bool = False,
     trainable: str = "full",
+    rho: float | None = None,
+    search: Search | None = None,
 ) -> PrivacyPlan:
-    """Calibrate the noise of all streams in one ledger, to at most the budget.
+    """Calibrate the noise of all streams to at most the budget: in one ledger, or as the paper splits it.
 
     Args:
         shapes: streams to calibrate; their noise multipliers keep the ratio of their weights.
@@ -55,8 +59,11 @@ def make_plan(
         population: public number of units.
         population_source, layer, generator, taken_as_public, trainable: see `PrivacyPlan`.
         allow_large_delta: accept delta >= 1/population.
+        rho: share of epsilon for the shared stream, which asks for the paper's split; None for one ledger.
+        search: the search that the run belongs to.
 
     Raises:
+        ParameterError: a split is asked for other streams than one shared and one expert, or with weights.
         BudgetError: delta is too large for the population, B exceeds it, or no noise meets the budget.
     """
     if batch_size > population:
@@ -71,13 +78,19 @@ def make_plan(
             "privacy.allow_large_delta=true if this is meant."
         )
     rate = batch_size / population
-    calibrated = calibrate(
-        [EventShape(rate=rate, steps=shape.steps, weight=shape.noise_weight) for shape in shapes],
-        epsilon=epsilon,
-        delta=delta,
-        adjacency=adjacency,
-        fixed=[event for stream in reserved for event in stream.events(stream.steps)],
-    )
+    fixed = [stream.events(stream.steps) for stream in reserved]
+    events = [EventShape(rate=rate, steps=shape.steps, weight=shape.noise_weight) for shape in shapes]
+    if rho is None:
+        multipliers = calibrate(
+            events,
+            epsilon=epsilon,
+            delta=delta,
+            adjacency=adjacency,
+            fixed=[event for stream in fixed for event in stream],
+        ).noise_multipliers
+    else:
+        shares = _split_shares(shapes, rho)
+        multipliers = calibrate_split(events, shares, epsilon, delta, adjacency, fixed).noise_multipliers
     streams = tuple(
         StreamPlan(
             name=shape.name,
@@ -88,17 +101,17 @@ def make_plan(
             denominator=shape.denominator,
             blocks=shape.blocks,
         )
-        for shape, noise_multiplier in zip(shapes, calibrated.noise_multipliers, strict=True)
+        for shape, noise_multiplier in zip(shapes, multipliers, strict=True)
     ) + tuple(reserved)
+    spent = [stream.events(stream.steps) for stream in streams]
+    together = joint_epsilon([event for group in spent for event in group], delta, adjacency)
     return PrivacyPlan(
         unit=unit,
         adjacency=adjacency,
         epsilon_target=epsilon,
         delta=delta,
-        epsilon_planned=calibrated.epsilon,
-        epsilon_split_sum=split_sum(
-            [stream.events(stream.steps) for stream in streams], delta, adjacency
-        ).epsilon,
+        epsilon_planned=together.epsilon,
+        epsilon_split_sum=split_sum(spent, delta, adjacency).epsilon,
         population=population,
         population_source=population_source,
         layer=layer,
@@ -106,4 +119,26 @@ def make_plan(
         taken_as_public=tuple(taken_as_public),
         streams=streams,
         trainable=trainable,
+        accounting=Accounting.JOINT if rho is None else Accounting.SPLIT,
+        rho=rho,
+        search=search or Search(),
     )
+
+
+def _split_shares(shapes: Sequence[StreamShape], rho: float) -> tuple[float, ...]:
+    """Shares of epsilon in the order of the shapes: rho for the shared stream, the rest for the expert stream.
+
+    Raises:
+        ParameterError: the split does not say how much each stream gets, or something would change nothing.
+    """
+    if sorted(shape.name for shape in shapes) != [EXPERT, SHARED]:
+        raise ParameterError(
+            "privacy.accounting=split needs steps in both streams, shared and expert, to split the budget between "
+            "them. Give both steps_per_cycle above 0, or set privacy.accounting=joint."
+        )
+    if any(shape.noise_weight != 1 for shape in shapes):
+        raise ParameterError(
+            "noise_weight is set, but with privacy.accounting=split the noise of each stream follows from "
+            "privacy.rho: leave noise_weight at 1, or set privacy.accounting=joint."
+        )
+    return tuple(rho if shape.name == SHARED else 1 - rho for shape in shapes)

@@ -2,7 +2,7 @@
 
 Every private random number of the project comes from here. A `RandomSource` holds one key and hands out one
 stream per purpose, so that sampling coins and noise never share bits. Keys come from the operating system
-and live in memory only. A seeded source exists for tests; its name says so, and the certificate repeats it.
+and live in memory, and in the private checkpoint of a training that has not ended. A seeded source exists for tests; its name says so, and the certificate repeats it.
 
 Normals are drawn by Box-Muller in float64 from 53-bit words. The radius uses two words, so the tail reaches
 12 standard deviations instead of stopping where one word does. They are not an exact discrete Gaussian:
@@ -28,18 +28,43 @@ from raptor.errors import ParameterError
 KEY_BYTES = 32
 _WORD_BITS = 53
 _COIN_SCALE = 2**64
+_AES_BLOCK = 16
 # Normals of one pass; a constant of the stream, since it decides which bits make which number.
 BLOCK = 2**15
 
 
 class RandomStream:
-    """One keystream (AES-256 in counter mode). Bytes are used once, in order, and never again."""
+    """One keystream (AES-256 in counter mode). Bytes are used once, in order.
+
+    Only a run that resumes after a crash goes back, to make the same releases of the same sums again.
+    """
 
     def __init__(self, key: bytes) -> None:
         # The key is used for this stream alone, so a fixed starting counter repeats nothing.
-        self._encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+        self._key = key
+        self.seek(0)
+
+    @property
+    def position(self) -> int:
+        """Bytes that were used so far."""
+        return self._position
+
+    def seek(self, position: int) -> None:
+        """Go on after the first `position` bytes.
+
+        Raises:
+            ParameterError: the position is below 0.
+        """
+        if position < 0:
+            raise ParameterError(f"A stream has no position {position}.")
+        block, used = divmod(position, _AES_BLOCK)
+        counter = block.to_bytes(_AES_BLOCK, "big")
+        self._encryptor = Cipher(algorithms.AES(self._key), modes.CTR(counter)).encryptor()
+        self._encryptor.update(bytes(used))
+        self._position = position
 
     def _words(self, count: int) -> npt.NDArray[np.uint64]:
+        self._position += 8 * count
         return np.frombuffer(self._encryptor.update(bytes(8 * count)), dtype=np.uint64)
 
     def coins(self, count: int, rate: float) -> Tensor:
@@ -101,6 +126,16 @@ class RandomSource:
     def seeded(cls, seed: int) -> RandomSource:
         """A key derived from a seed: for tests only, whoever knows the seed can remove the noise."""
         return cls(hashlib.sha256(f"raptor-test-{seed}".encode()).digest(), "seeded:aes-256-ctr", False)
+
+    @property
+    def key(self) -> bytes:
+        """The key itself: for private checkpoints, and for nothing that is shown, logged or released."""
+        return self._key
+
+    def fresh(self) -> RandomSource:
+        """Another source of the same kind, none of whose streams was ever used."""
+        key = secrets.token_bytes(KEY_BYTES) if self.is_secure else hashlib.sha256(self._key).digest()
+        return RandomSource(key, self.name, self.is_secure)
 
     def stream(self, purpose: str) -> RandomStream:
         """The stream of one purpose. Asking again for the same purpose would repeat it, so ask once."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raptor.accounting.plan import PrivacyPlan, StreamPlan
+from raptor.accounting.selection import Search
 from raptor.accounting.types import Adjacency, Unit
 from raptor.dp.config import PrivacyConfig, TrainingConfig
 from raptor.dp.gradients.engine import JointGradients, OwnerExpertGradients
@@ -155,7 +156,7 @@ def raptor_plan(
     noise = evaluation.noise_for(privacy.epsilon)
     reserved = [StreamPlan(EVALUATION, 1.0, noise, scope.releases, 1.0, 1.0)] * bool(scope.releases)
     facts = [PUBLIC_RECORDS] * scope.records_are_public
-    return _plan(layer_plan, public_constants, privacy, training, shapes, reserved, facts)
+    return _plan(layer_plan, public_constants, privacy, training, shapes, reserved, facts, privacy.rho)
 
 
 def blurred_evaluation(
@@ -201,6 +202,7 @@ def _plan(
     shapes: Sequence[StreamShape],
     reserved: Sequence[StreamPlan],
     facts: Sequence[str],
+    rho: float | None = None,
 ) -> PrivacyPlan:
     population = int(public_constants["population"])
     return make_plan(
@@ -218,4 +220,6 @@ def _plan(
         taken_as_public=[*public_constants["taken_as_public"], *facts],
         allow_large_delta=privacy.allow_large_delta,
         trainable=training.trainable_set,
+        rho=rho,
+        search=Search(privacy.search.runs, privacy.search.selection),  # type: ignore[arg-type]
     )
