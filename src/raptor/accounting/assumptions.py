@@ -51,9 +51,9 @@ NOISE = (
 )
 RECORDS = "All releases are of the same records."
 CODE = (
-    "The code that ran, named below by commit and digest, is RAPTOR's. Not checked in a run but by its tests are: a "
-    "record's owner expert follows from that record and public weights, so that one record moves the block of one "
-    "expert; gradients are clipped before they are summed. Noise is normal in float64 from a keyed stream, not an exact "
+    "The code that ran, named below by commit and digest, is RAPTOR's. Its tests show, and not a run, that a record's "
+    "owner expert follows from that record and public weights, so that one record moves the block of one expert, and "
+    "that gradients are clipped before they are summed. Noise is normal in float64 from a keyed stream, not an exact "
     "discrete Gaussian: attacks on the lowest bits of floating-point numbers are not covered."
 )
 UNIT = (

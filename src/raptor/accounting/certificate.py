@@ -9,28 +9,34 @@ from pathlib import Path
 from typing import Any
 
 from raptor.accounting.accountant import epsilon
-from raptor.accounting.calibration import split_sum
-from raptor.accounting.ledger import Ledger, StreamTotal, read_ledger
-from raptor.accounting.types import Adjacency, EpsilonBound, Mode, Unit
+from raptor.accounting.assumptions import assumptions
+from raptor.accounting.audit_section import audit_section
+from raptor.accounting.calibration import SplitSum, split_sum
+from raptor.accounting.ledger import Ledger, read_ledger
+from raptor.accounting.plan import Accounting
+from raptor.accounting.search import search_epsilon
+from raptor.accounting.selection import NEEDS, Selection
+from raptor.accounting.totals import StreamTotal
+from raptor.accounting.types import Adjacency, EpsilonBound, Mode
+from raptor.accounting.words import NOT_COVERED, statement, theorems
 from raptor.errors import BudgetError, LedgerError
 
-FORMAT = "raptor-certificate/1"
+FORMAT = "raptor-certificate/2"
 _ROUNDING = 1e-9
 _PLAN_TOLERANCE = 1e-4
 
-NOT_COVERED = (
-    "facts that were taken as public, listed in this certificate",
-    "what can be learned about a person without that person's record, such as what holds for everybody",
-    "the private data themselves, where they are stored, and who may read them",
-    "results computed from the private records in other ways than by the releases of the ledger",
-)
 
+def build_certificate(
+    lines: Sequence[Mapping[str, Any]], audit: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The certificate of a ledger. Everything in it follows from the ledger, the accountant and the audit.
 
-def build_certificate(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The certificate of a ledger. Everything in it follows from the ledger and the accountant.
+    Args:
+        lines: the ledger.
+        audit: results of the audit; one of another plan counts as not made.
 
     Raises:
-        LedgerError: the ledger is broken.
+        LedgerError: the ledger is broken, or the audit contradicts itself.
         BudgetError: the releases cost more than the plan allowed, or the accountants disagree.
     """
     ledger = read_ledger(lines)
@@ -43,6 +49,9 @@ def build_certificate(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         )
     split = split_sum([total.events for total in ledger.totals], plan.delta, plan.adjacency)
     _require_plan_figures(ledger)
+    search = None
+    if plan.search.selection is not Selection.NONE:
+        search = search_epsilon(ledger.events, plan.search, plan.delta, plan.adjacency)
     return {
         "format": FORMAT,
         "private": plan.mode is not Mode.SEEDED,
@@ -54,57 +63,29 @@ def build_certificate(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "epsilon_target": plan.epsilon_target,
         "epsilon_planned": plan.epsilon_planned,
         "epsilon_split_sum": split.epsilon,
-        "statement": statement(ledger, bound),
+        "accounting": {"calibration": plan.accounting.value, "rho": plan.rho},
+        "search": None if search is None else _search(ledger, search),
+        "statement": statement(ledger, bound, split.epsilon, search),
+        "theorems": theorems(ledger),
+        "assumptions": assumptions(ledger),
         "not_covered": list(NOT_COVERED),
         "taken_as_public": list(plan.taken_as_public),
-        "assumptions": [dict(item) for item in ledger.assumptions],
         "population": plan.population,
         "population_source": plan.population_source,
         "layer": plan.layer,
+        "trainable": plan.trainable,
         "generator": {"name": plan.generator, "mode": plan.mode.value},
-        "streams": [_stream(total, plan.delta, plan.adjacency) for total in ledger.totals],
+        "streams": [
+            _stream(total, plan.delta, plan.adjacency, split, number)
+            for number, total in enumerate(ledger.totals)
+        ],
         "accountant": _accountant(bound, ledger),
+        "audit": audit_section(audit, plan),
         "ledger": {"digest": ledger.digest, "lines": ledger.lines},
         "model": {"digest": ledger.model},
+        "code": _code(ledger),
         "versions": ledger.versions,
     }
-
-
-def statement(ledger: Ledger, bound: EpsilonBound) -> list[str]:
-    """What is guaranteed, sentence by sentence."""
-    plan = ledger.plan
-    change = {
-        Adjacency.ADD_REMOVE: f"one {plan.unit.value} is added or removed",
-        Adjacency.REPLACE_ONE: f"one {plan.unit.value} is replaced by any other",
-    }[plan.adjacency]
-    sentences = []
-    if plan.mode is Mode.SEEDED:
-        sentences.append(
-            "Not private: the noise came from a seed, and whoever knows or guesses the seed can remove it. "
-            "This run is a test; what follows would hold for secure noise."
-        )
-    if ledger.status == "incomplete":
-        done = ", ".join(
-            f"{total.planned.name} {total.executed} of {total.planned.steps}" for total in _trained(ledger)
-        )
-        sentences.append(f"The training stopped early ({done} releases). The figures cover what was spent.")
-    sentences += [
-        f"All releases of the ledger together are ({_up(bound.epsilon)}, {plan.delta:g})-differentially private "
-        f"when {change}.",
-        "In words: whatever somebody does with the released model, the probability of any outcome grows by at "
-        f"most the factor {_factor(bound.epsilon)} when {change}, except with probability {plan.delta:g}.",
-        f"Somebody who knows all other records and guesses, at even odds, whether one {plan.unit.value} was used "
-        f"for training is right in at most {_success(bound.epsilon, plan.delta)} % of the cases.",
-        f"All streams ({', '.join(total.planned.name for total in ledger.totals)}) are counted together in one "
-        "ledger; what is reserved for the evaluation is counted whether it is used or not.",
-    ]
-    if plan.delta * plan.population >= 1:
-        sentences.append(
-            f"Weak: delta is not below 1/{plan.population}, so publishing one whole record would satisfy it."
-        )
-    if plan.unit is Unit.RECORD:
-        sentences.append("A person who appears in several records is protected less than one record is.")
-    return sentences
 
 
 def model_digest(directory: Path) -> str:
@@ -131,20 +112,35 @@ def _require_plan_figures(ledger: Ledger) -> None:
     together = epsilon(
         [event for events in streams for event in events], plan.delta, plan.adjacency, confirm=False
     )
+    added = split_sum(streams, plan.delta, plan.adjacency).epsilon
     figures = {
         "epsilon_planned": (plan.epsilon_planned, together.epsilon),
-        "epsilon_split_sum": (plan.epsilon_split_sum, split_sum(streams, plan.delta, plan.adjacency).epsilon),
+        "epsilon_split_sum": (plan.epsilon_split_sum, added),
     }
     for name, (stated, actual) in figures.items():
         if not math.isclose(stated, actual, rel_tol=_PLAN_TOLERANCE, abs_tol=_ROUNDING):
             raise LedgerError(f"{name} of the privacy plan is {stated}, its streams give {actual}")
+    if plan.accounting is Accounting.SPLIT and added > plan.epsilon_target * (1 + _PLAN_TOLERANCE):
+        raise LedgerError(
+            f"the privacy plan says that its noise was calibrated by the split, but stream by stream it costs {added}, "
+            f"above its target {plan.epsilon_target}"
+        )
 
 
-def _trained(ledger: Ledger) -> list[StreamTotal]:
-    return [total for total in ledger.totals if not total.planned.is_reserved]
+def _search(ledger: Ledger, bound: EpsilonBound) -> dict[str, Any]:
+    search = ledger.plan.search
+    return {
+        **search.to_json(),
+        "epsilon": bound.epsilon,
+        "delta": bound.delta,
+        "method": bound.method,
+        "needs": list(NEEDS) if search.selection.is_random else [],
+    }
 
 
-def _stream(total: StreamTotal, delta: float, adjacency: Adjacency) -> dict[str, Any]:
+def _stream(
+    total: StreamTotal, delta: float, adjacency: Adjacency, split: SplitSum, number: int
+) -> dict[str, Any]:
     planned = total.planned
     return {
         "name": planned.name,
@@ -160,6 +156,9 @@ def _stream(total: StreamTotal, delta: float, adjacency: Adjacency) -> dict[str,
         "steps_charged": total.charged,
         # At the full delta, as if nothing else were released: these do not add up to the joint figure.
         "epsilon_alone": epsilon(total.events, delta, adjacency, confirm=False).epsilon,
+        # At the stream's part of delta: these are what the paper's way adds up.
+        "epsilon_split": split.epsilons[number],
+        "delta_split": split.deltas[number],
     }
 
 
@@ -175,19 +174,10 @@ def _accountant(bound: EpsilonBound, ledger: Ledger) -> dict[str, Any]:
     }
 
 
-def _up(value: float) -> str:
-    """Four significant digits, rounded up."""
-    if value == 0:
-        return "0"
-    scale = 10.0 ** (3 - math.floor(math.log10(value)))
-    return f"{math.ceil(value * scale - 1e-6) / scale:.4g}"
-
-
-def _factor(value: float) -> str:
-    return _up(math.exp(value)) if value < 30 else f"e^{_up(value)}"
-
-
-def _success(epsilon_value: float, delta: float) -> str:
-    """Best accuracy of a membership guess, in percent rounded up to one digit: 1 - (1 - delta) / (1 + e^eps)."""
-    wrong = (1 - delta) * math.exp(-epsilon_value) / (1 + math.exp(-epsilon_value))
-    return f"{math.ceil(1000 * (1 - wrong) - 1e-6) / 10:.1f}"
+def _code(ledger: Ledger) -> list[dict[str, Any]]:
+    """The code of each process of the run, each once, in order; none where the run did not say."""
+    found: list[dict[str, Any]] = []
+    for start in ledger.starts:
+        if start.code.to_json() not in found:
+            found.append(start.code.to_json())
+    return found

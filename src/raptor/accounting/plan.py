@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 from raptor.accounting import checks
-from raptor.accounting.selection import Search
+from raptor.accounting.selection import NO_SEARCH, Search
 from raptor.accounting.types import Adjacency, Event, Mode, Release, Unit, generator_mode
 from raptor.errors import BudgetError, LedgerError, ParameterError, RaptorError
 
@@ -107,7 +109,7 @@ class PrivacyPlan:
     trainable: str = "full"
     accounting: Accounting = Accounting.JOINT
     rho: float | None = None
-    search: Search = Search()
+    search: Search = NO_SEARCH
 
     @property
     def mode(self) -> Mode:
@@ -181,6 +183,12 @@ def read_plan(data: object) -> PrivacyPlan:
         raise LedgerError(str(error)) from None
 
 
+def plan_digest(plan: Mapping[str, Any]) -> str:
+    """SHA-256 of a plan's JSON form, to say which plan something belongs to."""
+    canonical = read_plan(plan).to_json()
+    return hashlib.sha256(json.dumps(canonical, sort_keys=True).encode()).hexdigest()
+
+
 def _plan(found: Mapping[str, Any]) -> PrivacyPlan:
     where = "the privacy plan"
     streams = tuple(_stream(item) for item in _sequence(found["streams"], "streams"))
@@ -210,7 +218,7 @@ def _plan(found: Mapping[str, Any]) -> PrivacyPlan:
         trainable=checks.word(found.get("trainable", "full"), "trainable", where),
         accounting=accounting,
         rho=None if rho is None else checks.share(rho, "rho", where),
-        search=Search.from_json(found["search"], where) if "search" in found else Search(),
+        search=Search.from_json(found["search"], where) if "search" in found else NO_SEARCH,
     )
 
 

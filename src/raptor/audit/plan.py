@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from raptor.accounting.calibration import calibrate
-from raptor.accounting.plan import PrivacyPlan, StreamPlan, read_plan
+from raptor.accounting.plan import PrivacyPlan, StreamPlan, plan_digest
 from raptor.accounting.types import Adjacency, Event, EventShape
 from raptor.audit.bounds import (
     LowerBound,
@@ -136,12 +134,6 @@ def audit_plan(
         "releases": [_comparison_json(item) for item in releases],
         "structure": [asdict(item) for item in findings],
     }
-
-
-def plan_digest(plan: Mapping[str, Any]) -> str:
-    """SHA-256 of a plan's JSON form, to say which plan an audit is of."""
-    canonical = read_plan(plan).to_json()
-    return hashlib.sha256(json.dumps(canonical, sort_keys=True).encode()).hexdigest()
 
 
 def _streams(plan: PrivacyPlan, settings: AuditSettings, epsilon: float | None) -> list[StreamPlan]:

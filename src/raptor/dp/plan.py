@@ -81,16 +81,20 @@ def make_plan(
     fixed = [stream.events(stream.steps) for stream in reserved]
     events = [EventShape(rate=rate, steps=shape.steps, weight=shape.noise_weight) for shape in shapes]
     if rho is None:
-        multipliers = calibrate(
+        calibrated = calibrate(
             events,
             epsilon=epsilon,
             delta=delta,
             adjacency=adjacency,
             fixed=[event for stream in fixed for event in stream],
-        ).noise_multipliers
+        )
+        multipliers, planned = calibrated.noise_multipliers, calibrated.epsilon
     else:
         shares = _split_shares(shapes, rho)
         multipliers = calibrate_split(events, shares, epsilon, delta, adjacency, fixed).noise_multipliers
+        noisy = [shape.at(noise / shape.weight) for shape, noise in zip(events, multipliers, strict=True)]
+        together = [*noisy, *(event for stream in fixed for event in stream)]
+        planned = joint_epsilon(together, delta, adjacency).epsilon
     streams = tuple(
         StreamPlan(
             name=shape.name,
@@ -104,13 +108,12 @@ def make_plan(
         for shape, noise_multiplier in zip(shapes, multipliers, strict=True)
     ) + tuple(reserved)
     spent = [stream.events(stream.steps) for stream in streams]
-    together = joint_epsilon([event for group in spent for event in group], delta, adjacency)
     return PrivacyPlan(
         unit=unit,
         adjacency=adjacency,
         epsilon_target=epsilon,
         delta=delta,
-        epsilon_planned=together.epsilon,
+        epsilon_planned=planned,
         epsilon_split_sum=split_sum(spent, delta, adjacency).epsilon,
         population=population,
         population_source=population_source,

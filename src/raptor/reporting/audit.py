@@ -32,7 +32,7 @@ class AuditNote:
 
 def read_audit(results: Mapping[str, Any] | None, plan: Mapping[str, Any]) -> AuditNote:
     """The audit of this plan's mechanism, in two or three sentences; one of another plan counts as not run."""
-    from raptor.audit.plan import plan_digest
+    from raptor.accounting.plan import plan_digest
 
     if not results or results["plan"] != plan_digest(plan) or not results["at_the_plans_noise"]:
         return AuditNote("not run", NOT_RUN)
