@@ -145,11 +145,14 @@ def calibrate(
     "--ledger", type=click.Path(path_type=Path), help="The ledger, when it is not beside the certificate."
 )
 @click.option("--model", type=click.Path(path_type=Path), help="The model's directory, when it is elsewhere.")
-def verify(certificate: Path, ledger: Path | None, model: Path | None) -> None:
+@click.option(
+    "--audit", type=click.Path(path_type=Path), help="The results of the audit, when they are elsewhere."
+)
+def verify(certificate: Path, ledger: Path | None, model: Path | None, audit: Path | None) -> None:
     """Recompute a certificate from its ledger. Exit code 0, or 1 and the first thing that is wrong."""
     from raptor.accounting.verification import verify_certificate
 
-    click.echo(verify_certificate(certificate, ledger, model).line())
+    click.echo(verify_certificate(certificate, ledger, model, audit).line())
 
 
 def _event(text: str, option: str = "--event") -> Event:

@@ -12,8 +12,11 @@ from raptor.accounting.accountant import epsilon
 from raptor.accounting.calibration import split_sum
 from raptor.accounting.certificate import build_certificate, model_digest
 from raptor.accounting.chain import sealed
+from raptor.accounting.facts import Code, Gate, RunEnd, RunStart
 from raptor.accounting.journal import ReleaseJournal
 from raptor.accounting.ledger import compose_ledger
+from raptor.accounting.page import render_page
+from raptor.accounting.plan import plan_digest
 from raptor.accounting.types import Adjacency, Event, Release, Sensitivity, Unit
 
 DELTA = 1e-5
@@ -94,6 +97,50 @@ def journal_lines(plan: dict[str, Any], releases: list[Release]) -> list[dict[st
     return sealed([("header", plan), *(("release", release.to_json()) for release in releases)])
 
 
+def start_facts(**changes: Any) -> RunStart:
+    """What a training says before its first release."""
+    usual: dict[str, Any] = {
+        "code": Code("a" * 40, False, "b" * 64),
+        "isolation": Gate(("shared", "expert"), ("float64", "float32")),
+        "constants": True,
+        "coordinates": {"shared": 1200, "expert": 4800},
+        "records": "first",
+    }
+    return RunStart(**{**usual, **changes})
+
+
+def end_facts(**changes: Any) -> RunEnd:
+    """What a training says after its last release."""
+    usual: dict[str, Any] = {
+        "router_weights": 512,
+        "records_unchanged": True,
+        "keystreams": ("shared/coins", "shared/noise", "expert/coins", "expert/noise"),
+    }
+    return RunEnd(**{**usual, **changes})
+
+
+def audit_results(plan: dict[str, Any]) -> dict[str, Any]:
+    """Results of a passed audit, as short as they can be."""
+    attack = {
+        "what": "all steps",
+        "claim": 2.0,
+        "lower_bound": 0.8,
+        "passed": True,
+        "tests": [{"epsilon": 0.8}],
+    }
+    return {
+        "plan": plan_digest(plan),
+        "at_the_plans_noise": True,
+        "confidence": 0.99,
+        "passed": True,
+        "claim": 2.0,
+        "lower_bound": 0.8,
+        "schedule": attack,
+        "releases": [attack],
+        "structure": [{"check": "deviation", "passed": True}],
+    }
+
+
 @dataclass(frozen=True)
 class Project:
     """Folders of a finished run."""
@@ -111,6 +158,14 @@ class Project:
     @property
     def model(self) -> Path:
         return self.root / "06_models" / "raptor_model"
+
+    @property
+    def page(self) -> Path:
+        return self.certificate.with_suffix(".md")
+
+    @property
+    def audit(self) -> Path:
+        return self.certificate.parent / "audit.json"
 
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.ledger.read_text().splitlines()]
@@ -132,8 +187,14 @@ class Project:
 
 
 def make_project(
-    root: Path, plan: dict[str, Any] | None = None, steps: dict[str, int] | None = None
+    root: Path,
+    plan: dict[str, Any] | None = None,
+    steps: dict[str, int] | None = None,
+    start: RunStart | None = None,
+    end: RunEnd | None = None,
+    audit: dict[str, Any] | None = None,
 ) -> Project:
+    """A finished run, which says nothing of its checks unless `start` and `end` do."""
     project = Project(root)
     for folder in (project.certificate.parent, project.ledger.parent, project.model):
         folder.mkdir(parents=True)
@@ -142,9 +203,17 @@ def make_project(
     plan = plan or make_plan()
     journal = root / "journal.jsonl"
     with ReleaseJournal.create(journal, plan) as opened:
+        if start is not None:
+            opened.note(start)
         for release in make_releases(plan, steps):
             opened.append(release)
+        if end is not None:
+            opened.note(end)
         lines = compose_ledger(plan, opened.lines(), model_digest(project.model))
     project.write_lines(lines)
-    project.write_fields(build_certificate(lines))
+    certificate = build_certificate(lines, audit)
+    project.write_fields(certificate)
+    project.page.write_text(render_page(certificate))
+    if audit is not None:
+        project.audit.write_text(json.dumps(audit))
     return project

@@ -10,9 +10,11 @@ from typing import Any
 
 from raptor.accounting.certificate import build_certificate, model_digest
 from raptor.accounting.chain import parse, read_chain
+from raptor.accounting.page import render_page
 from raptor.errors import BudgetError, LedgerError
 
 LEDGER = "privacy_ledger.jsonl"
+AUDIT = "audit.json"
 LEDGER_FOLDER = "07_model_output"
 MODEL_FOLDER = Path("06_models", "raptor_model")
 
@@ -21,6 +23,7 @@ _COMPUTED = {
     "epsilon": 1e-6,
     "epsilon_split_sum": 1e-6,
     "epsilon_alone": 1e-6,
+    "epsilon_split": 1e-6,
     "epsilon_renyi": 1e-3,
     "grid": 1e-3,
 }
@@ -39,27 +42,38 @@ class VerificationReport:
     ledger: Path
     lines: int
     model: Path | None
+    page: Path | None
+    audit: Path | None
 
     def line(self) -> str:
         """One line for a person."""
         head = "valid" if self.private else "valid, but NOT PRIVATE (the noise came from a seed)"
         model = f"model {self.model} checked" if self.model else "no model found to check"
+        others = [f"page {self.page} checked"] * (self.page is not None)
+        others += [f"audit {self.audit} checked"] * (self.audit is not None)
         return (
             f"{head}: epsilon {self.epsilon:.6g} at delta {self.delta:g} ({self.adjacency}, {self.unit}), "
-            f"run {self.status}; ledger {self.ledger} of {self.lines} lines recomputed, {model}"
+            f"run {self.status}; ledger {self.ledger} of {self.lines} lines recomputed, "
+            + ", ".join([model, *others])
         )
 
 
 def verify_certificate(
-    path: Path | str, ledger: Path | str | None = None, model: Path | str | None = None
+    path: Path | str,
+    ledger: Path | str | None = None,
+    model: Path | str | None = None,
+    audit: Path | str | None = None,
 ) -> VerificationReport:
-    """Check every field of a certificate against its ledger, and the model against both.
+    """Check every field of a certificate against its ledger, and page, audit and model against both.
 
     Args:
         path: the certificate.
         ledger: its ledger; by default `privacy_ledger.jsonl` beside the certificate, or where the project
             keeps it.
         model: directory of the released model; by default where the project keeps it, if it is there.
+        audit: results of the audit that the certificate names; by default `audit.json` beside it.
+
+    The page is the file beside the certificate of the same name that ends in `.md`, if it is there.
 
     Raises:
         LedgerError: says the first thing that is wrong.
@@ -70,8 +84,9 @@ def verify_certificate(
     lines = read_chain(ledger_path)
     stated = found.get("ledger")
     digest = stated.get("digest") if isinstance(stated, Mapping) else None
+    audit_path = _audit_path(place, found, audit)
     try:
-        expected = build_certificate(lines)
+        expected = build_certificate(lines, None if audit_path is None else _read(audit_path))
     except BudgetError as error:
         raise LedgerError(str(error)) from None
     if digest != expected["ledger"]["digest"]:
@@ -79,6 +94,7 @@ def verify_certificate(
             f"the certificate belongs to the ledger {digest}, but {ledger_path} is {expected['ledger']['digest']}"
         )
     _compare(expected, found, "")
+    page_path = _require_page(place, found)
     model_path = _model_path(place, model)
     if model_path is not None and expected["model"]["digest"] is not None:
         actual = model_digest(model_path)
@@ -99,6 +115,8 @@ def verify_certificate(
         ledger=ledger_path,
         lines=len(lines),
         model=model_path if expected["model"]["digest"] is not None else None,
+        page=page_path,
+        audit=audit_path,
     )
 
 
@@ -109,7 +127,7 @@ def _read(place: Path) -> dict[str, Any]:
         raise LedgerError(f"{place} cannot be read: {error.strerror}") from None
     found = parse(content, str(place))
     if not isinstance(found, dict):
-        raise LedgerError(f"{place} is not a certificate")
+        raise LedgerError(f"{place} holds no named fields")
     return found
 
 
@@ -129,6 +147,38 @@ def _model_path(place: Path, given: Path | str | None) -> Path | None:
         return Path(given)
     candidate = place.parent.parent / MODEL_FOLDER
     return candidate if candidate.is_dir() else None
+
+
+def _audit_path(place: Path, found: Mapping[str, Any], given: Path | str | None) -> Path | None:
+    """Where the audit is that the certificate names; None when it names none."""
+    if found.get("audit") is None:
+        if given is not None:
+            raise LedgerError("the certificate names no audit, so the given one cannot be checked")
+        return None
+    path = place.parent / AUDIT if given is None else Path(given)
+    if not path.is_file():
+        raise LedgerError(
+            f"the certificate names an audit, but its results are not in {path}; give them with --audit"
+        )
+    return path
+
+
+def _require_page(place: Path, found: Mapping[str, Any]) -> Path | None:
+    """The page beside the certificate, which must say what the certificate says."""
+    path = place.with_suffix(".md")
+    if not path.is_file():
+        return None
+    try:
+        written = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LedgerError(f"{path} cannot be read: {error}") from None
+    expected = render_page(found).split("\n")
+    for number, (line, wanted) in enumerate(zip(written, expected, strict=False), start=1):
+        if line != wanted:
+            raise LedgerError(f"line {number} of {path} is {line!r}, the certificate gives {wanted!r}")
+    if len(written) != len(expected):
+        raise LedgerError(f"{path} has {len(written)} lines, the certificate gives {len(expected)}")
+    return path
 
 
 def _compare(expected: object, found: object, name: str) -> None:

@@ -28,8 +28,8 @@ def _model(tmp_path: Path) -> Path:
 
 def test_the_stage_reads_and_writes_what_the_catalog_names() -> None:
     pipeline = create_pipeline()
-    assert pipeline.inputs() == {"privacy_plan", "release_log", "raptor_model"}
-    assert pipeline.outputs() == {"privacy_certificate"}
+    assert pipeline.inputs() == {"privacy_plan", "release_log", "raptor_model", "audit_results"}
+    assert pipeline.outputs() == {"privacy_certificate", "privacy_certificate_page"}
     assert {node.name for node in pipeline.nodes} == {"compose_ledger", "certify"}
 
 
@@ -37,7 +37,7 @@ def test_nodes_make_a_certificate_that_verifies(model: Path, tmp_path: Path, cap
     plan = make_plan()
     caplog.set_level("INFO")
     ledger = compose_ledger(plan, journal_lines(plan, make_releases(plan)), model)
-    certificate = certify(ledger)
+    certificate, page = certify(ledger, None)
     assert "epsilon" in caplog.text
     for folder in ("07_model_output", "08_reporting"):
         (tmp_path / folder).mkdir()
@@ -45,12 +45,14 @@ def test_nodes_make_a_certificate_that_verifies(model: Path, tmp_path: Path, cap
     (tmp_path / "07_model_output" / "privacy_ledger.jsonl").write_text(lines)
     place = tmp_path / "08_reporting" / "privacy_certificate.json"
     place.write_text(json.dumps(certificate))
-    assert verify_certificate(place).model == model
+    place.with_suffix(".md").write_text(page)
+    report = verify_certificate(place)
+    assert (report.model, report.page) == (model, place.with_suffix(".md"))
 
 
 def test_seeded_noise_is_warned_about(model: Path, caplog) -> None:
     plan = make_plan(generator="seeded:aes-256-ctr")
-    certify(compose_ledger(plan, journal_lines(plan, make_releases(plan)), model))
+    certify(compose_ledger(plan, journal_lines(plan, make_releases(plan)), model), None)
     assert "not private" in caplog.text
 
 

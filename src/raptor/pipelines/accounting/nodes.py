@@ -25,16 +25,21 @@ def compose_ledger(
     return compose(privacy_plan, release_log, model_digest(raptor_model))
 
 
-def certify(privacy_ledger: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The certificate of the ledger.
+def certify(
+    privacy_ledger: Sequence[Mapping[str, Any]], audit_results: Mapping[str, Any] | None
+) -> tuple[dict[str, Any], str]:
+    """The certificate of the ledger, as fields and as a page.
+
+    `audit_results` is None where the audit, which is not part of the default run, was not made.
 
     Raises:
-        LedgerError: the ledger is broken.
+        LedgerError: the ledger is broken, or the audit contradicts itself.
         BudgetError: the releases cost more than the plan allowed.
     """
     from raptor.accounting.certificate import build_certificate
+    from raptor.accounting.page import render_page
 
-    certificate = build_certificate(privacy_ledger)
+    certificate = build_certificate(privacy_ledger, audit_results)
     logger.info(
         "Certificate: epsilon %.6g at delta %.3g (%s), all streams in one ledger; %.6g if added stream by stream",
         certificate["epsilon"],
@@ -44,4 +49,11 @@ def certify(privacy_ledger: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     )
     if not certificate["private"]:
         logger.warning("The noise came from a seed: the certificate says not private.")
-    return certificate
+    if (search := certificate["search"]) is not None:
+        logger.info(
+            "The run belongs to a search of %d runs (%s): epsilon %.6g for the whole search",
+            search["runs"],
+            search["selection"],
+            search["epsilon"],
+        )
+    return certificate, render_page(certificate)

@@ -20,8 +20,8 @@ def create_pipeline() -> Pipeline:
             ),
             Node(
                 certify,
-                inputs="privacy_ledger",
-                outputs="privacy_certificate",
+                inputs=["privacy_ledger", "audit_results"],
+                outputs=["privacy_certificate", "privacy_certificate_page"],
                 name="certify",
                 tags=["released"],
             ),
