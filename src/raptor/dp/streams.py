@@ -2,7 +2,8 @@
 
 Every private random number of the project comes from here. A `RandomSource` holds one key and hands out one
 stream per purpose, so that sampling coins and noise never share bits. Keys come from the operating system
-and live in memory, and in the private checkpoint of a training that has not ended. A seeded source exists for tests; its name says so, and the certificate repeats it.
+and live in memory, and in the private checkpoint of a training that has not ended. A seeded source exists
+for tests; its name says so, and the certificate repeats it.
 
 Normals are drawn by Box-Muller in float64 from 53-bit words. The radius uses two words, so the tail reaches
 12 standard deviations instead of stopping where one word does. They are not an exact discrete Gaussian:
@@ -108,6 +109,7 @@ class RandomSource:
     Attributes:
         name: what the ledger and the certificate call the generator.
         is_secure: whether outputs may be called private.
+        given: purposes of the streams that were handed out, in order.
     """
 
     def __init__(self, key: bytes, name: str, is_secure: bool) -> None:
@@ -116,6 +118,7 @@ class RandomSource:
         self._key = key
         self.name = name
         self.is_secure = is_secure
+        self.given: list[str] = []
 
     @classmethod
     def secure(cls) -> RandomSource:
@@ -139,6 +142,7 @@ class RandomSource:
 
     def stream(self, purpose: str) -> RandomStream:
         """The stream of one purpose. Asking again for the same purpose would repeat it, so ask once."""
+        self.given.append(purpose)
         return RandomStream(hmac.digest(self._key, purpose.encode(), "sha256"))
 
     def __repr__(self) -> str:

@@ -236,6 +236,11 @@ class Trainer:
         for _ in self.steps(method):
             pass
 
+    @property
+    def keystreams(self) -> tuple[str, ...]:
+        """Purposes of the keystreams of coins and noise that were handed out."""
+        return tuple(self._randomness.given)
+
     def finish(self) -> None:
         """Fold adapters into the weights, after training: the model is then one like before, and can be saved.
 

@@ -82,6 +82,7 @@ def train_raptor(
     from raptor.dp.plan import EXPERT
     from raptor.dp.training import Trainer, random_source, resolve_device
     from raptor.moe.classifier import MoEClassifier
+    from raptor.pipelines.training.facts import RunWatch, run_start
     from raptor.pipelines.training.models import TunedModel
     from raptor.pipelines.training.planning import require_isolated, require_planned
     from raptor.pipelines.training.records import encoded_records
@@ -94,13 +95,17 @@ def train_raptor(
     model = MoEClassifier.from_encoder(base_model, len(label_names))
     logger.info("Training on %s.", resolve_device(training.device))
     # On synthetic records, and before the journal is opened: what it refuses has cost nothing.
-    logger.info("%s", require_isolated(model, plan.layer, training))
+    isolation = require_isolated(model, plan.layer, training)
+    logger.info("%s", isolation)
+    watch = RunWatch(model, records)
     # A random name: neither the data nor the time of the run can be read from it.
     with ReleaseJournal.create(release_journals / f"{secrets.token_hex(8)}.jsonl", plan.to_json()) as journal:
         trainer = Trainer(model, records, plan, training, random_source(training), journal)
         logger.info("%s", trainer.trainable.table())
+        journal.note(run_start(isolation, trainer.trainable, "first"))
         steps = training.steps(training.shared) + training.steps(training.expert)
         for _ in track(trainer.steps("raptor"), "Training privately", steps, long=True):
             pass
         trainer.finish()
+        journal.note(watch.end(model, trainer.keystreams))
         return TunedModel(model, base_model, tuple(label_names)), journal.lines()
