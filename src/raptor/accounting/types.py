@@ -125,7 +125,9 @@ class Release:
         if not isinstance(self.sensitivity, Sensitivity):
             raise ParameterError(f"sensitivity of {where} must come from the clipping code")
         generator_mode(self.generator, where)
-        if self.follows is not None and not re.fullmatch("[0-9a-f]{64}", checks.word(self.follows, "follows", where)):
+        if self.follows is not None and not re.fullmatch(
+            "[0-9a-f]{64}", checks.word(self.follows, "follows", where)
+        ):
             raise ParameterError(f"follows of {where} must be a SHA-256 in hexadecimal")
         values = {
             "step": step,

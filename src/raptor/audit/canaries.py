@@ -27,8 +27,8 @@ from raptor.dp.gradients.taps import Tap
 from raptor.dp.mechanism import GaussianMechanism, ReleaseSink
 from raptor.dp.records import Batch, EncodedRecords
 from raptor.dp.sampling import PoissonSampler
+from raptor.dp.steps import PrivateStream
 from raptor.dp.streams import RandomSource
-from raptor.dp.training import PrivateStream
 
 LENGTH = 100.0
 """Norm of a canary's gradient over the clipping norm, so that clipping has something to do."""

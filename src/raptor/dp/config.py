@@ -148,6 +148,17 @@ class TrainingConfig(_Config):
     )
     adam_betas: tuple[float, float] = Field(default=(0.9, 0.999), description="decay of Adam's two moments")
     adam_epsilon: float = Field(default=1e-8, gt=0, allow_inf_nan=False, description="Adam's epsilon")
+    checkpoint_every: int = Field(
+        default=4,
+        ge=0,
+        description="steps between private checkpoints, from which a killed run goes on; 0 writes none, and what a "
+        "killed run has spent is then lost",
+    )
+    resume: Literal["auto", "never"] = Field(
+        default="auto",
+        description="auto: go on with a training that was killed; never: give it up and begin a new one, which pays "
+        "a new budget on top",
+    )
     randomness: Literal["secure", "seeded"] = Field(
         default="secure",
         description="secure: keyed from the operating system; seeded: for tests, the certificate says not private",

@@ -43,7 +43,7 @@ class GaussianMechanism:
         resumes, and by nobody else.
         """
         self.stream = stream
-        self._noise = noise
+        self.noise = noise
         self._generator = generator
         self._sink = sink
         self.released = 0
@@ -71,7 +71,8 @@ class GaussianMechanism:
         self.released += 1
         digest = hashlib.sha256()
         noisy = {
-            name: self._noisy(tensor, release.noise_deviation, digest) for name, tensor in total.tensors.items()
+            name: self._noisy(tensor, release.noise_deviation, digest)
+            for name, tensor in total.tensors.items()
         }
         self.last = digest.hexdigest()
         return noisy
@@ -98,7 +99,7 @@ class GaussianMechanism:
         for start in range(0, len(flat), BLOCK):
             part = flat[start : start + BLOCK]
             # Summed in float64: the addition itself must not depend on the rounding of a smaller type.
-            noise = self._noise.normals(part.shape).mul_(deviation)
+            noise = self.noise.normals(part.shape).mul_(deviation)
             result[start : start + BLOCK] = noise.add_(part).div_(self.stream.denominator)
-            digest.update(memoryview(result[start : start + BLOCK].view(torch.uint8).numpy()))
+            digest.update(result[start : start + BLOCK].view(torch.uint8).numpy().data)
         return result.reshape(total.shape).to(total.device)

@@ -19,9 +19,9 @@ class PoissonSampler:
 
     def __init__(self, records: int, rate: float, coins: RandomStream) -> None:
         self._records = records
-        self._coins = coins
+        self.coins = coins
         self.rate = rate
 
     def draw(self) -> Tensor:
         """Indices of the next sample, ascending int64; often of another size, and empty now and then."""
-        return self._coins.coins(self._records, self.rate).nonzero().squeeze(1)
+        return self.coins.coins(self._records, self.rate).nonzero().squeeze(1)

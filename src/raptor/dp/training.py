@@ -8,37 +8,31 @@ baseline is the same schedule without clipping and noise; it is for public recor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Literal, Protocol
+from collections.abc import Iterator
+from typing import Literal
 
 import torch
-from torch import Tensor
 
 from raptor.accounting.plan import PrivacyPlan
-from raptor.accounting.types import Adjacency, Unit
+from raptor.accounting.types import Adjacency, Release, Unit
 from raptor.dp.clipping import ClippingRule
 from raptor.dp.config import StreamConfig, TrainingConfig
 from raptor.dp.gradients.engine import GradientEngine, JointGradients, OwnerExpertGradients
-from raptor.dp.gradients.losses import classification_loss
 from raptor.dp.isolation import EngineSpec
 from raptor.dp.mechanism import GaussianMechanism, ReleaseSink
+from raptor.dp.optimizer import ReleaseOptimizer
 from raptor.dp.plan import EXPERT, MONOLITHIC, SHARED
 from raptor.dp.records import EncodedRecords
 from raptor.dp.sampling import PoissonSampler
+from raptor.dp.state import TrainingState
+from raptor.dp.steps import NonPrivateStream, PrivateStream, Stream
 from raptor.dp.streams import RandomSource
-from raptor.dp.trainable import HEAD, TrainableSet, make_trainable
+from raptor.dp.trainable import TrainableSet, make_trainable
 from raptor.errors import ParameterError
 from raptor.moe.adapters import merge_lora
 from raptor.moe.classifier import MoEClassifier
 
 Method = Literal["raptor", "monolithic", "nonprivate"]
-FINAL_SHARE = 0.1
-
-
-class Stream(Protocol):
-    """Something that can make one training step."""
-
-    def step(self) -> None: ...
 
 
 def resolve_device(name: str) -> torch.device:
@@ -90,117 +84,6 @@ def engine_specs(
     return specs
 
 
-class _Optimizer:
-    """Adam fed with releases in place of gradients: post-processing, it costs no privacy."""
-
-    def __init__(
-        self,
-        model: MoEClassifier,
-        names: Sequence[str],
-        config: TrainingConfig,
-        learning_rate: float,
-        steps: int,
-    ) -> None:
-        self._parameters = {name: model.get_parameter(name) for name in names}
-        head = [value for name, value in self._parameters.items() if name.startswith(HEAD)]
-        body = [value for name, value in self._parameters.items() if not name.startswith(HEAD)]
-        groups = [
-            {"params": body, "lr": learning_rate},
-            {"params": head, "lr": config.head_learning_rate or learning_rate},
-        ]
-        self._adam = torch.optim.Adam(
-            [group for group in groups if group["params"]],
-            betas=config.adam_betas,
-            eps=config.adam_epsilon,
-            fused=True,
-        )
-        final = FINAL_SHARE if config.schedule == "linear" else 1.0
-        self._schedule = torch.optim.lr_scheduler.LambdaLR(
-            self._adam, lambda step: 1.0 - (1.0 - final) * min(step / max(steps - 1, 1), 1.0)
-        )
-
-    def apply(self, update: dict[str, Tensor]) -> None:
-        for name, value in update.items():
-            self._parameters[name].grad = value
-        self._adam.step()
-        self._adam.zero_grad(set_to_none=True)
-        self._schedule.step()
-
-
-class PrivateStream:
-    """Sample, clip and sum, add noise, update: one step of one role.
-
-    Guarantee:
-        Released is what the mechanism releases; the update is post-processing of it. Nothing is skipped: an
-        empty sample makes a step of noise alone, and an expert without a record gets its noise and its
-        optimizer step like any other. Assumes what sampler, engine and mechanism assume.
-    """
-
-    def __init__(
-        self,
-        sampler: PoissonSampler,
-        engine: GradientEngine,
-        rule: ClippingRule,
-        mechanism: GaussianMechanism,
-        optimizer: _Optimizer,
-        records: EncodedRecords,
-        physical_batch_size: int,
-        device: torch.device,
-    ) -> None:
-        self._sampler = sampler
-        self._engine = engine
-        self._rule = rule
-        self._mechanism = mechanism
-        self._optimizer = optimizer
-        self._records = records
-        self._size = physical_batch_size
-        self._device = device
-
-    def step(self) -> None:
-        sample = self._sampler.draw()
-        total = self._engine.clipped_sum(self._records.take(sample[:0], self._device), self._rule)
-        for batch in self._records.physical_batches(sample, self._size, self._device):
-            total.add(self._engine.clipped_sum(batch, self._rule))
-        self._optimizer.apply(self._mechanism.release(total))
-
-
-class NonPrivateStream:
-    """The same step without clipping and noise. It protects nobody and is for public records only."""
-
-    def __init__(
-        self,
-        sampler: PoissonSampler,
-        model: MoEClassifier,
-        names: Sequence[str],
-        optimizer: _Optimizer,
-        records: EncodedRecords,
-        config: TrainingConfig,
-        device: torch.device,
-    ) -> None:
-        self._sampler = sampler
-        self._model = model
-        self._parameters = {name: model.get_parameter(name) for name in names}
-        self._optimizer = optimizer
-        self._records = records
-        self._config = config
-        self._device = device
-
-    def step(self) -> None:
-        total = {name: torch.zeros_like(parameter) for name, parameter in self._parameters.items()}
-        for parameter in self._parameters.values():
-            parameter.requires_grad_(True)
-        sample = self._sampler.draw()
-        for batch in self._records.physical_batches(sample, self._config.physical_batch_size, self._device):
-            loss = classification_loss(self._model, batch).sum()
-            gradients = torch.autograd.grad(loss, list(self._parameters.values()), allow_unused=True)
-            for name, gradient in zip(total, gradients, strict=True):
-                if gradient is not None:
-                    total[name] += gradient
-        for parameter in self._parameters.values():
-            parameter.requires_grad_(False)
-        self._optimizer.apply({name: value / self._config.batch_size for name, value in total.items()})
-
-
 class Trainer:
     """Builds the streams of a method and runs its schedule."""
 
@@ -224,12 +107,60 @@ class Trainer:
         self._config = config
         self._randomness = randomness
         self._sink = sink
+        self._running: list[Stream] = []
+        self._finished = 0
 
     def steps(self, method: Method = "raptor") -> Iterator[int]:
         """Make the steps of the whole schedule one by one, yielding the number of each, from 0."""
-        for number, stream in enumerate(self._schedule(method)):
-            stream.step()
+        self.begin(method)
+        yield from self.remaining()
+
+    def begin(self, method: Method = "raptor", state: TrainingState | None = None) -> None:
+        """Make ready for the first step, or for the one after `state`.
+
+        Raises:
+            CheckpointError: the state is of other parameters than those that are trained.
+        """
+        if state is not None:
+            self._randomness = state.randomness
+        self._running = self._schedule(method)
+        self._finished = 0
+        if state is not None:
+            self._restore(state)
+
+    def remaining(self) -> Iterator[int]:
+        """Make the steps that are left, yielding the number of each.
+
+        Where releases were lost in a crash, the last steps of the schedule are not paid for, and left out.
+        """
+        for number in range(self._finished, len(self._running)):
+            if self._running[number].is_spent:
+                return
+            self._running[number].step()
+            self._finished = number + 1
             yield number
+
+    def state(self) -> TrainingState:
+        """Where the run stands, between two steps. Private; its tensors are those in use, not copies."""
+        streams = self._private_streams()
+        return TrainingState(
+            finished=self._finished,
+            randomness=self._randomness,
+            streams={name: stream.state() for name, stream in streams.items()},
+            tensors={
+                f"{name}:{key}": value
+                for name, stream in streams.items()
+                for key, value in stream.tensors().items()
+            },
+        )
+
+    def release_after(self, more: int) -> Release | None:
+        """What the ledger would say about the release after `more` further ones; None after the last one."""
+        step = self._finished + more
+        stream = self._running[step] if step < len(self._running) else None
+        if not isinstance(stream, PrivateStream):
+            return None
+        return stream.next_release(sum(other is stream for other in self._running[self._finished : step]))
 
     def train(self, method: Method = "raptor") -> None:
         """Run the whole schedule."""
@@ -249,6 +180,21 @@ class Trainer:
         """
         if self._config.trainable == "lora":
             merge_lora(self._model)
+
+    def _private_streams(self) -> dict[str, PrivateStream]:
+        return {stream.name: stream for stream in self._running if isinstance(stream, PrivateStream)}
+
+    def _restore(self, state: TrainingState) -> None:
+        """Put weights, optimizers, counts and keystreams where they were."""
+        self._finished = state.finished
+        for name, stream in self._private_streams().items():
+            prefix = f"{name}:"
+            tensors = {
+                key.removeprefix(prefix): value
+                for key, value in state.tensors.items()
+                if key.startswith(prefix)
+            }
+            stream.restore(state.streams[name], tensors)
 
     def _schedule(self, method: Method) -> list[Stream]:
         config = self._config
@@ -271,7 +217,7 @@ class Trainer:
                 self._sampler("nonprivate", config.batch_size / self._plan.population),
                 self._model,
                 names,
-                _Optimizer(self._model, names, config, config.shared.learning_rate, total_steps),
+                ReleaseOptimizer(self._model, names, config, config.shared.learning_rate, total_steps),
                 self._records,
                 config,
                 self._device,
@@ -290,7 +236,7 @@ class Trainer:
             GaussianMechanism(
                 plan, self._randomness.stream(f"{name}/noise"), self._randomness.name, self._sink
             ),
-            _Optimizer(self._model, engine.parameters, self._config, config.learning_rate, plan.steps),
+            ReleaseOptimizer(self._model, engine.parameters, self._config, config.learning_rate, plan.steps),
             self._records,
             self._config.physical_batch_size,
             self._device,

@@ -1,0 +1,102 @@
+"""The optimizer of a stream: post-processing of releases, with a state that can be kept and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from raptor.dp.config import TrainingConfig
+from raptor.dp.trainable import HEAD
+from raptor.errors import CheckpointError
+from raptor.moe.classifier import MoEClassifier
+
+FINAL_SHARE = 0.1
+WEIGHT = "weight"
+
+
+class ReleaseOptimizer:
+    """Adam fed with releases in place of gradients: post-processing, it costs no privacy."""
+
+    def __init__(
+        self,
+        model: MoEClassifier,
+        names: Sequence[str],
+        config: TrainingConfig,
+        learning_rate: float,
+        steps: int,
+    ) -> None:
+        self._parameters = {name: model.get_parameter(name) for name in names}
+        head = [value for name, value in self._parameters.items() if name.startswith(HEAD)]
+        body = [value for name, value in self._parameters.items() if not name.startswith(HEAD)]
+        groups = [
+            {"params": body, "lr": learning_rate},
+            {"params": head, "lr": config.head_learning_rate or learning_rate},
+        ]
+        self._adam = torch.optim.Adam(
+            [group for group in groups if group["params"]],
+            betas=config.adam_betas,
+            eps=config.adam_epsilon,
+            fused=True,
+        )
+        final = FINAL_SHARE if config.schedule == "linear" else 1.0
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(
+            self._adam, lambda step: 1.0 - (1.0 - final) * min(step / max(steps - 1, 1), 1.0)
+        )
+
+    @property
+    def updates(self) -> int:
+        """Updates made so far, which is also the position in the schedule of step sizes."""
+        return int(self._schedule.last_epoch)
+
+    @property
+    def size(self) -> int:
+        """How many numbers are trained."""
+        return sum(parameter.numel() for parameter in self._parameters.values())
+
+    def apply(self, update: dict[str, Tensor]) -> None:
+        for name, value in update.items():
+            self._parameters[name].grad = value
+        self._adam.step()
+        self._adam.zero_grad(set_to_none=True)
+        self._schedule.step()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters, and once they were updated their moments and step counts, as `parameter:field`.
+
+        Not copied.
+        """
+        found = {f"{name}:{WEIGHT}": value.detach() for name, value in self._parameters.items()}
+        for name, parameter in self._parameters.items():
+            found |= {f"{name}:{field}": value for field, value in self._adam.state[parameter].items()}
+        return found
+
+    def restore(self, tensors: Mapping[str, Tensor], updates: int) -> None:
+        """Take over what `tensors` and `updates` gave.
+
+        Raises:
+            CheckpointError: the tensors are of other parameters.
+        """
+        shapes = {
+            key.removesuffix(f":{WEIGHT}"): tensors[key].shape
+            for key in tensors
+            if key.endswith(f":{WEIGHT}")
+        }
+        if shapes != {name: parameter.shape for name, parameter in self._parameters.items()}:
+            raise CheckpointError(
+                "The checkpoint holds other trained parameters than the model has by training.trainable and "
+                "training.frozen."
+            )
+        for key, value in tensors.items():
+            name, _, field = key.rpartition(":")
+            parameter = self._parameters[name]
+            if field == WEIGHT:
+                parameter.data.copy_(value)
+            else:
+                self._adam.state[parameter][field] = value.to(parameter.device, copy=True)
+        schedule = self._schedule
+        schedule.last_epoch = updates
+        groups = zip(self._adam.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True)
+        for group, peak, share in groups:
+            group["lr"] = peak * share(updates)
