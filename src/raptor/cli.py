@@ -19,6 +19,7 @@ COMMANDS = {
     "flow": "raptor.cli_flow:flow",
     "inspect": "raptor.cli_inspect:inspect",
     "run": "raptor.cli_run:run",
+    "search": "raptor.cli_search:search",
     "verify": "raptor.cli_accounting:verify",
 }
 

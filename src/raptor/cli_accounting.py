@@ -75,8 +75,8 @@ def epsilon(
 
     if not events and not shared and not owners:
         raise click.UsageError("give at least one --event, --shared-sample or --owner")
-    common = [_event(text) for text in events] + [_shared(text) for text in shared]
-    each = [[_event(part, "--owner") for part in text.split("/")] for text in owners]
+    common = [parse_event(text) for text in events] + [_shared(text) for text in shared]
+    each = [[parse_event(part, "--owner") for part in text.split("/")] for text in owners]
     found = epsilon_of_owners(
         [[*common, *own] for own in each] or [common], delta, Adjacency(adjacency), confirm=confirm
     )
@@ -155,7 +155,12 @@ def verify(certificate: Path, ledger: Path | None, model: Path | None, audit: Pa
     click.echo(verify_certificate(certificate, ledger, model, audit).line())
 
 
-def _event(text: str, option: str = "--event") -> Event:
+def parse_event(text: str, option: str = "--event") -> Event:
+    """One kind of release from RATE,SIGMA,STEPS.
+
+    Raises:
+        ParameterError: says which number is wrong, and in which option.
+    """
     rate, noise, steps = _numbers(text, ("RATE", "SIGMA", "STEPS"), 3, option)
     return Event(rate, noise, _whole(steps, text, option))
 

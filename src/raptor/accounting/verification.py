@@ -86,7 +86,7 @@ def verify_certificate(
     digest = stated.get("digest") if isinstance(stated, Mapping) else None
     audit_path = _audit_path(place, found, audit)
     try:
-        expected = build_certificate(lines, None if audit_path is None else _read(audit_path))
+        expected = build_certificate(lines, None if audit_path is None else _read(audit_path, "an audit"))
     except BudgetError as error:
         raise LedgerError(str(error)) from None
     if digest != expected["ledger"]["digest"]:
@@ -120,14 +120,14 @@ def verify_certificate(
     )
 
 
-def _read(place: Path) -> dict[str, Any]:
+def _read(place: Path, what: str = "a certificate") -> dict[str, Any]:
     try:
         content = place.read_bytes()
     except OSError as error:
         raise LedgerError(f"{place} cannot be read: {error.strerror}") from None
     found = parse(content, str(place))
     if not isinstance(found, dict):
-        raise LedgerError(f"{place} holds no named fields")
+        raise LedgerError(f"{place} is not {what}")
     return found
 
 
