@@ -7,7 +7,7 @@ import math
 import pytest
 
 from raptor.accounting.accountant import epsilon
-from raptor.accounting.calibration import calibrate, split_sum
+from raptor.accounting.calibration import calibrate, calibrate_split, split_sum
 from raptor.accounting.types import Adjacency, Event, EventShape
 from raptor.errors import BudgetError, ParameterError
 
@@ -148,3 +148,43 @@ def test_an_unused_stream_takes_no_share() -> None:
     assert found.epsilon == epsilon(used, DELTA, ADD, confirm=False).epsilon
     assert found.deltas == (DELTA, 0.0)
     assert split_sum([], DELTA, ADD).epsilon == 0
+
+
+SPLIT_SHAPES = [EventShape(Q, 500), EventShape(Q, 300)]
+
+
+@pytest.mark.parametrize("rho", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("target", [1.0, 8.0])
+@pytest.mark.parametrize("fixed", [[], [[Event(1.0, 30.0, 2)]]], ids=["alone", "beside evaluation"])
+def test_the_joint_ledger_never_needs_more_noise_than_the_split(rho, target, fixed) -> None:
+    split = calibrate_split(SPLIT_SHAPES, (rho, 1 - rho), target, DELTA, ADD, fixed)
+    first, second = split.noise_multipliers
+    reserved = [event for stream in fixed for event in stream]
+    events = [[Event(Q, first, 500)], [Event(Q, second, 300)], *fixed]
+    # The budget is used up as the paper counts it, and not used up in one ledger.
+    added = split_sum(events, DELTA, ADD)
+    assert target * (1 - 2e-4) <= added.epsilon <= target
+    assert added.epsilons == pytest.approx(split.epsilons, rel=1e-9)
+    joint = epsilon([event for stream in events for event in stream], DELTA, ADD, confirm=False).epsilon
+    assert joint < added.epsilon
+    # At the same weights one ledger needs less noise.
+    weighted = [EventShape(Q, 500, first), EventShape(Q, 300, second)]
+    assert calibrate(weighted, target, DELTA, ADD, fixed=reserved, confirm=False).factor < 1
+
+
+@pytest.mark.parametrize(("name", "block", "row"), composition_rows())
+def test_the_split_gives_the_noise_of_the_paper(name, block, row) -> None:
+    shapes = [EventShape(block["q"], block["T_each"])] * 2
+    found = calibrate_split(shapes, (row["rho"], 1 - row["rho"]), row["eps"], block["delta"], ADD)
+    expected = (row["pld"]["sigma_s"], row["pld"]["sigma_e"])
+    assert found.noise_multipliers == pytest.approx(expected, rel=1e-3)
+    assert found.delta_part == block["delta"] / 2
+
+
+def test_a_split_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ParameterError, match="one per stream and add up to 1"):
+        calibrate_split(SPLIT_SHAPES, (0.5, 0.6), 1.0, DELTA, ADD)
+    with pytest.raises(ParameterError, match="leave it out"):
+        calibrate_split([EventShape(Q, 0), EventShape(Q, 3)], (0.5, 0.5), 1.0, DELTA, ADD)
+    with pytest.raises(BudgetError, match=r"fixed noise alone cost epsilon .* target is 0.1"):
+        calibrate_split(SPLIT_SHAPES, (0.5, 0.5), 0.1, DELTA, ADD, fixed=[[Event(1.0, 5.0, 4)]])

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from raptor.accounting.accountant import epsilon
-from raptor.accounting.plan import StreamPlan, read_plan
+from raptor.accounting.plan import Accounting, StreamPlan, read_plan
+from raptor.accounting.selection import Search, Selection
 from raptor.accounting.types import Adjacency, Unit
+from raptor.dp.config import PrivacyConfig
 from raptor.dp.plan import EVALUATION, EXPERT, SHARED, StreamShape, make_plan
-from raptor.errors import BudgetError
+from raptor.errors import BudgetError, LedgerError, ParameterError
 
 SHAPES = (StreamShape(SHARED, 40, 1.0, 512.0), StreamShape(EXPERT, 40, 0.5, 64.0, noise_weight=2.0, blocks=8))
 
@@ -77,3 +79,72 @@ def test_a_large_delta_is_allowed_by_name() -> None:
 def test_a_stream_outside_the_plan_is_refused() -> None:
     with pytest.raises(BudgetError, match="no stream 'monolithic'"):
         plan().stream("monolithic")
+
+
+PLAIN = (StreamShape(SHARED, 40, 1.0, 512.0), StreamShape(EXPERT, 40, 0.5, 64.0, blocks=8))
+
+
+@pytest.mark.parametrize("rho", [0.2, 0.8])
+def test_the_split_of_the_paper(rho) -> None:
+    made = plan(shapes=PLAIN, rho=rho)
+    assert made.accounting is Accounting.SPLIT
+    # Added stream by stream the budget is used up; in one ledger it is not.
+    assert 3.0 * (1 - 2e-4) <= made.epsilon_split_sum <= 3.0
+    assert made.epsilon_planned < made.epsilon_split_sum
+    assert (made.stream(SHARED).noise_multiplier < made.stream(EXPERT).noise_multiplier) == (rho > 0.5)
+    assert read_plan(made.to_json()) == made
+    shapes = [
+        StreamShape(shape.name, shape.steps, shape.clipping_norm, shape.denominator, noise, shape.blocks)
+        for shape, noise in zip(PLAIN, (stream.noise_multiplier for stream in made.streams), strict=False)
+    ]
+    joint = plan(shapes=shapes)
+    assert all(
+        joint.stream(name).noise_multiplier < made.stream(name).noise_multiplier for name in (SHARED, EXPERT)
+    )
+    # The evaluation is reserved as it is in one ledger.
+    assert joint.stream(EVALUATION) == made.stream(EVALUATION)
+
+
+def test_what_a_split_cannot_use_is_refused() -> None:
+    with pytest.raises(ParameterError, match="noise_weight is set"):
+        plan(rho=0.5)
+    with pytest.raises(ParameterError, match="needs steps in both streams"):
+        plan(shapes=PLAIN[:1], rho=0.5)
+
+
+def test_a_search_changes_no_noise_and_stands_in_the_plan() -> None:
+    made = plan(search=Search(5, Selection.GEOMETRIC))
+    assert made.streams == plan().streams
+    assert read_plan(made.to_json()).search == Search(5, Selection.GEOMETRIC)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rho": 0.5}, "rho of the privacy plan goes with accounting split"),
+        ({"accounting": "split"}, "rho of the privacy plan goes with accounting split"),
+        ({"accounting": "split", "rho": 1.0}, "rho of the privacy plan must be above 0 and below 1"),
+        ({"accounting": "sum"}, "accounting of the privacy plan must be one of joint, split"),
+        ({"search": {"runs": 3, "selection": "none"}}, "its selection is none"),
+        ({"search": {"runs": 3}}, "lacks the field selection"),
+    ],
+)
+def test_a_plan_with_a_wrong_split_or_search_is_refused(changes, message) -> None:
+    with pytest.raises(LedgerError, match=message):
+        read_plan({**plan().to_json(), **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rho": 0.5}, "privacy.rho is set, but privacy.accounting is joint"),
+        ({"accounting": "split"}, "privacy.rho must say which share"),
+        ({"accounting": "split", "rho": 1.0}, "less than 1"),
+        ({"search": {"runs": 3}}, "go together"),
+        ({"search": {"selection": "naive"}}, "go together"),
+        ({"search": {"runs": 3, "selection": "best"}}, "naive"),
+    ],
+)
+def test_parameters_that_change_nothing_are_refused(changes, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        PrivacyConfig(epsilon=3.0, delta=1e-6, **changes)
