@@ -226,7 +226,7 @@ def test_a_schedule_of_a_thousand_noise_levels() -> None:
 def test_composing_in_groups_agrees_with_one_by_one(monkeypatch, adjacency, rate, delta) -> None:
     events = [Event(rate * (1 + step % 3 / 4), 0.8 + step / 60, 1 + step % 2) for step in range(90)]
     grouped = compose(events, delta, adjacency)
-    monkeypatch.setattr("raptor.accounting.compose._GROUP", 1000)
+    monkeypatch.setattr("raptor.accounting.transform.GROUP", 1000)
     alone = compose(events, delta, adjacency)
     assert grouped.settled
     assert alone.epsilon * (1 - 1e-5) <= grouped.epsilon <= alone.epsilon * (1 + 1e-4)

@@ -10,7 +10,6 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from raptor.accounting.accountant import epsilon
-from raptor.accounting.compose import _at_least_one
 from raptor.accounting.loss import Direction, _loss, _threshold
 from raptor.accounting.types import Adjacency, Event
 
@@ -57,18 +56,3 @@ def test_different_rare_steps_are_accounted_together() -> None:
     alone = [epsilon([event], 1e-14, Adjacency.ADD_REMOVE, confirm=False).epsilon for event in events]
     halves = [epsilon([event], 5e-15, Adjacency.ADD_REMOVE, confirm=False).epsilon for event in events]
     assert max(alone) < found.epsilon < sum(halves)
-
-
-@pytest.mark.parametrize("steps", [1, 2, 3, 6, 13, 64])
-def test_at_least_one_rare_factor(steps) -> None:
-    random = np.random.default_rng(steps)
-    rare, small = (random.normal(size=7) + 1j * random.normal(size=7) for _ in range(2))
-    difference, of_small, of_both = _at_least_one(rare, small, steps)
-    np.testing.assert_allclose(of_small, small**steps, rtol=1e-11)
-    np.testing.assert_allclose(of_both, (rare + small) ** steps, rtol=1e-11)
-    np.testing.assert_allclose(difference, of_both - of_small, rtol=1e-8)
-
-
-def test_the_difference_keeps_its_digits_where_subtraction_has_none() -> None:
-    difference, _, _ = _at_least_one(np.array([1e-25 + 0j]), np.array([1.0 + 0j]), 50)
-    assert difference[0] == pytest.approx(50e-25, rel=1e-13)

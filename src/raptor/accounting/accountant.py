@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from raptor.accounting import checks
-from raptor.accounting.compose import Figure, UnsettledError, compose, merge, renyi_epsilon
+from raptor.accounting.compose import Figure, compose, merge, renyi_epsilon
 from raptor.accounting.loss import directions, spread
+from raptor.accounting.transform import UnsettledError
 from raptor.accounting.types import Adjacency, EpsilonBound, Event
 from raptor.errors import BudgetError, ParameterError
 

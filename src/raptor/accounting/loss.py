@@ -29,6 +29,7 @@ Floats = npt.NDArray[np.float64]
 
 _QUADRATURE_REACH = 13.0
 _QUADRATURE_CELLS = 1 << 18
+_LARGEST_LOSS = 1e300
 
 
 class Direction(StrEnum):
@@ -37,6 +38,11 @@ class Direction(StrEnum):
     REMOVE = "remove"
     ADD = "add"
     REPLACE = "replace"
+
+    @property
+    def reverse(self) -> Direction:
+        """The direction with P and Q exchanged."""
+        return {"remove": Direction.ADD, "add": Direction.REMOVE}.get(self.value, Direction.REPLACE)
 
 
 def directions(events: Sequence[Event], adjacency: Adjacency) -> tuple[Direction, ...]:
@@ -50,11 +56,19 @@ def directions(events: Sequence[Event], adjacency: Adjacency) -> tuple[Direction
 
 @dataclass(frozen=True)
 class StepLoss:
-    """Loss of one step under P: `mass[k]` at `(first + k) * grid`, and `infinite` beyond."""
+    """Loss of one step under P: `mass[k]` at `(first + k) * grid`.
+
+    Attributes:
+        beyond: mass under P of the losses above the grid; they may be taken for infinite.
+        beyond_other: mass under Q of these losses.
+        lifted_other: mass under Q of the losses below the grid, whose mass under P is at the first point.
+    """
 
     first: int
     mass: Floats
-    infinite: float
+    beyond: float
+    beyond_other: float
+    lifted_other: float
 
 
 def spread(event: Event, direction: Direction, tail: float) -> tuple[float, float]:
@@ -70,10 +84,19 @@ def step_loss(event: Event, direction: Direction, grid: float, tail: float) -> S
     """Loss of one step of `event` on multiples of `grid`, dominating the true loss.
 
     Args:
-        tail: mass at each end that may be rounded up: to infinity above, to the lowest point below.
+        tail: mass at each end that is left out above, and rounded up to the lowest point below.
+    """
+    return loss_between(event, direction, grid, *spread(event, direction, tail))
+
+
+def loss_between(event: Event, direction: Direction, grid: float, lowest: float, highest: float) -> StepLoss:
+    """Loss of one step on multiples of `grid`, dominating the true loss up to the last point.
+
+    Args:
+        lowest: losses below are rounded up to the first point, which is at most this one.
+        highest: the last point is at least this one.
     """
     q, s = event.rate, event.noise_multiplier
-    lowest, highest = spread(event, direction, tail)
     first, last = math.floor(lowest / grid), math.ceil(highest / grid)
     losses: Floats = grid * np.arange(first, last + 1, dtype=np.float64)
     if direction is Direction.ADD:
@@ -92,15 +115,77 @@ def step_loss(event: Event, direction: Direction, grid: float, tail: float) -> S
     mass[:-1] = inner_p * share
     mass[1:] += inner_p * (1 - share)
     mass[0] += p[0]
-    return StepLoss(first, mass, float(p[-1]))
+    return StepLoss(first, mass, float(p[-1]), float(other[-1]), float(other[0]))
 
 
-def log_moment(events: Sequence[Event], direction: Direction, order: float, tail: float = 0.0) -> float:
+@dataclass(frozen=True)
+class Limits:
+    """The part of each event's loss, one step of it, that goes onto the grid.
+
+    Attributes:
+        lowest, highest: least and largest loss of each event.
+        left, right: the same part on the line.
+        cut: whether losses above `highest` were left out though they hold more than the tail.
+    """
+
+    lowest: Floats
+    highest: Floats
+    left: Floats
+    right: Floats
+    cut: npt.NDArray[np.bool_]
+
+
+def limits(
+    events: Sequence[Event],
+    direction: Direction,
+    tail: float,
+    floor: float = -math.inf,
+    ceiling: float = math.inf,
+) -> Limits:
+    """All losses but for `tail` mass at each end, and of those the ones from `floor` (< 0) to `ceiling` (> 0)."""
+    q, s = _columns(events)
+    q, s = q[:, 0], s[:, 0]
+    reach = -s * float(ndtri(tail))
+    left, right = (-1 if direction is Direction.REPLACE else 0) - reach, 1 + reach
+    ends = _loss(np.stack([left, right]), q, s, direction)
+    lowest, highest = ends.min(axis=0), ends.max(axis=0)
+    cut, lifted = highest > ceiling, lowest < floor
+    if cut.any() or lifted.any():
+        bounds = np.clip(np.array([floor, ceiling]), -_LARGEST_LOSS, _LARGEST_LOSS)
+        if direction is Direction.ADD:
+            at = [_threshold(np.full(q.size, -bound), q, s, Direction.REMOVE) for bound in bounds]
+            left, right = np.where(cut, at[1], left), np.where(lifted, at[0], right)
+        else:
+            at = [_threshold(np.full(q.size, bound), q, s, direction) for bound in bounds]
+            left, right = np.where(lifted, at[0], left), np.where(cut, at[1], right)
+    return Limits(np.maximum(lowest, floor), np.minimum(highest, ceiling), left, right, cut)
+
+
+def masses_above(events: Sequence[Event], direction: Direction, loss: float) -> tuple[float, float]:
+    """Masses under P and under Q of one step's losses above `loss` > 0, added over all steps of all events."""
+    q, s = _columns(events)
+    steps = np.array([[float(event.steps)] for event in events])
+    level = np.full_like(q, loss)
+    if direction is Direction.ADD:
+        edge = _threshold(-level, q, s, Direction.REMOVE)
+        p, other = ndtr(edge / s), (1 - q) * ndtr(edge / s) + q * ndtr((edge - 1) / s)
+    else:
+        edge = _threshold(level, q, s, direction)
+        p = (1 - q) * ndtr(-edge / s) + q * ndtr((1 - edge) / s)
+        other = ndtr(-edge / s)
+        if direction is Direction.REPLACE:
+            other = (1 - q) * other + q * ndtr((-1 - edge) / s)
+    return float((steps * p).sum()), float((steps * other).sum())
+
+
+def log_moment(
+    events: Sequence[Event], direction: Direction, order: float, kept: Limits | None = None
+) -> float:
     """log E_P exp(order * loss) of all events together; `order` times the Renyi divergence of order + 1.
 
     Trapezoid sums over the line, which converge exponentially for these analytic integrands. Noise too
-    small for the sum to resolve gives infinity, which is a bound too. With a `tail` the ends of the line
-    that hold so much mass are left out: a rough guide to what `step_loss` keeps, no bound.
+    small for the sum to resolve gives infinity, which is a bound too. With limits the rest of the line is
+    left out: a rough guide to what is on the grid, no bound.
     """
     if order == 0:
         return 0.0
@@ -112,28 +197,39 @@ def log_moment(events: Sequence[Event], direction: Direction, order: float, tail
     rest = [event for event in events if event.rate < 1]
     if not rest:
         return total
-    q = np.array([[event.rate] for event in rest])
-    s = np.array([[event.noise_multiplier] for event in rest])
+    q, s = _columns(rest)
     steps = np.array([event.steps for event in rest])
     far = {Direction.REMOVE: order + 1, Direction.ADD: -order, Direction.REPLACE: 2 * order + 1}[direction]
     near = -1.0 if direction is Direction.REPLACE else 0.0
     low = min(near, far, -far if direction is Direction.REPLACE else near) - _QUADRATURE_REACH * s
     high = max(1.0, far, -far if direction is Direction.REPLACE else near) + _QUADRATURE_REACH * s
-    if tail > 0:
-        reach = -s * float(ndtri(tail))
-        low, high = np.maximum(low, near - reach), np.minimum(high, 1 + reach)
-    cells = math.ceil(float(np.max((high - low) / np.minimum(s / 4, s * s / 2))))
+    if kept is not None:
+        sampled = np.array([event.rate < 1 for event in events])
+        low = np.clip(low, kept.left[sampled, None], kept.right[sampled, None])
+        high = np.clip(high, low, kept.right[sampled, None])
+    # A guide needs fewer points.
+    widest = np.minimum(s / 4, s * s / 2) if kept is None else np.minimum(s / 2, s * s)
+    cells = max(1, math.ceil(float(np.max((high - low) / widest))))
     if cells > _QUADRATURE_CELLS:
         return math.inf
     width = (high - low) / cells
     x = low + width * np.arange(cells + 1)
     exponent = _log_density(x, q, s, direction) + order * _loss(x, q, s, direction)
     peak = exponent.max(axis=1, keepdims=True)
-    each = peak[:, 0] + np.log((np.exp(exponent - peak) * width).sum(axis=1))
+    with np.errstate(divide="ignore"):
+        each = peak[:, 0] + np.log((np.exp(exponent - peak) * width).sum(axis=1))
     # E exp(order * loss) is at least 1 outside of (-1, 0); rounding must not take it below.
-    if tail == 0 and not -1 < order < 0:
+    if kept is None and not -1 < order < 0:
         each = np.maximum(each, 0.0)
     return total + float(np.dot(steps, each))
+
+
+def _columns(events: Sequence[Event]) -> tuple[Floats, Floats]:
+    """Rates and noise multipliers, one row per event."""
+    return (
+        np.array([[event.rate] for event in events]),
+        np.array([[event.noise_multiplier] for event in events]),
+    )
 
 
 def _loss(x: Floats, q: float | Floats, s: float | Floats, direction: Direction) -> Floats:
@@ -161,20 +257,20 @@ def _log_mixture(z: Floats, q: float | Floats) -> Floats:
     return result
 
 
-def _threshold(losses: Floats, q: float, s: float, direction: Direction) -> Floats:
+def _threshold(losses: Floats, q: float | Floats, s: float | Floats, direction: Direction) -> Floats:
     """The x whose loss is each of `losses`, ascending; -inf below the least loss."""
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         if direction is Direction.REMOVE:
-            if q == 1:
-                return 0.5 + s * s * losses
             near = np.log1p(np.maximum(np.expm1(np.minimum(losses, 30.0)) / q, -1.0))
-            far = losses - math.log(q) + np.log1p(-(1 - q) * np.exp(-np.maximum(losses, 30.0)))
-            return 0.5 + s * s * np.where(losses < 30, near, far)
-        if q == 1:
-            return s * s * losses / 2
+            if losses.max() < 30:
+                found = near
+            else:
+                far = losses - np.log(q) + np.log1p(-(1 - q) * np.exp(-np.maximum(losses, 30.0)))
+                found = np.where(losses < 30, near, far)
+            return np.asarray(0.5 + s * s * np.where(np.asarray(q) == 1, losses, found), dtype=np.float64)
         half = np.abs(losses) / 2
         log_sinh = half + np.log(-np.expm1(-2 * half)) - math.log(2)
-        grown = 0.5 / (s * s) + math.log1p(-q) - math.log(q) + log_sinh
+        grown = 0.5 / (s * s) + np.log1p(-np.asarray(q)) - np.log(q) + log_sinh
         arc = np.where(grown > 30, grown + math.log(2), np.arcsinh(np.exp(np.minimum(grown, 30.0))))
         result: Floats = np.sign(losses) * s * s * (half + arc)
     return result

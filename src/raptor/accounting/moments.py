@@ -1,7 +1,7 @@
 """Moments of the composed privacy loss: the bound by Renyi divergences, and where to look for epsilon.
 
-`tail` everywhere cuts off the ends of each step's loss, as the grid does. With it the values guide the search;
-without it they are bounds.
+`kept` everywhere is the part of each step's loss that is on the grid. With it the values guide the search; without
+it they are bounds.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from raptor.accounting.loss import Direction, log_moment
+from raptor.accounting.loss import Direction, Limits, log_moment
 from raptor.accounting.types import Event
 
 _REACH = 40.0
@@ -17,12 +17,12 @@ _REACH = 40.0
 
 
 def renyi_bound(
-    events: Sequence[Event], direction: Direction, delta: float, tail: float = 0.0
+    events: Sequence[Event], direction: Direction, delta: float, kept: Limits | None = None
 ) -> tuple[float, float]:
-    """Renyi epsilon and its order less 1; with a `tail` cut off a guess, no bound."""
+    """Renyi epsilon and its order less 1; with limits a guess, no bound."""
 
     def bound(order: float) -> float:
-        moment = log_moment(events, direction, order, tail)
+        moment = log_moment(events, direction, order, kept)
         alpha = order + 1
         return moment / order + math.log1p(-1 / alpha) - (math.log(delta) + math.log(alpha)) / order
 
@@ -31,23 +31,23 @@ def renyi_bound(
 
 
 def saddle_order(
-    events: Sequence[Event], direction: Direction, epsilon: float, start: float, tail: float
+    events: Sequence[Event], direction: Direction, epsilon: float, start: float, kept: Limits
 ) -> float:
     """Order whose weighted mean loss is `epsilon`."""
     order, _ = least_of(
-        lambda order: log_moment(events, direction, order, tail) - order * epsilon, start=start
+        lambda order: log_moment(events, direction, order, kept) - order * epsilon, start=start
     )
     return order
 
 
 def reach(
-    events: Sequence[Event], direction: Direction, order: float, side: int, tail: float
+    events: Sequence[Event], direction: Direction, order: float, side: int, kept: Limits
 ) -> tuple[float, float]:
     """Loss that exp(-40) of the distribution weighted by `order` passes on this side, and the order to show it."""
-    here = log_moment(events, direction, order, tail)
+    here = log_moment(events, direction, order, kept)
 
     def bound(extra: float) -> float:
-        return (log_moment(events, direction, order + side * extra, tail) - here + _REACH) / extra
+        return (log_moment(events, direction, order + side * extra, kept) - here + _REACH) / extra
 
     extra, value = least_of(bound, start=order / 4 + _scale(events) / 8, tolerance=0.2, doublings=4)
     return side * value, order + side * extra

@@ -130,7 +130,7 @@ def _profile(events: Sequence[Event], direction: Direction) -> tuple[Floats, Flo
     shift = sum(step.first * made for step, made in zip(steps, counts, strict=True))
     mass = np.maximum(np.roll(np.fft.irfft(spectrum, size), (shift - first) % size), 0.0)
     losses = grid * np.arange(first, first + size, dtype=np.float64)
-    lost = 2 * _BEYOND + sum(step.infinite * made for step, made in zip(steps, counts, strict=True))
+    lost = 2 * _BEYOND + sum(step.beyond * made for step, made in zip(steps, counts, strict=True))
     above = np.cumsum(mass[::-1])[::-1]
     discounted = np.cumsum((mass * np.exp(-np.maximum(losses, -700.0)))[::-1])[::-1]
     delta = above - np.exp(np.minimum(losses, 700.0)) * discounted + lost
