@@ -16,7 +16,7 @@ from raptor.errors import BudgetError, LedgerError, ParameterError, RaptorError
 
 _LATER = frozenset({"trainable", "accounting", "rho", "search"})
 """Fields that a plan may lack."""
-RESERVED = frozenset({"evaluation"})
+RESERVED = frozenset({"evaluation", "diagnostics"})
 """Streams that are charged in full from the start, whether their releases are made or not."""
 
 

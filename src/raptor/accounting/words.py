@@ -94,7 +94,7 @@ def statement(ledger: Ledger, bound: EpsilonBound, split: float, search: Epsilon
         f"Somebody who knows all other records and guesses, at even odds, whether one {plan.unit.value} was used "
         f"for training is right in at most {_success(bound.epsilon, plan.delta)} % of the cases.",
         f"All streams ({', '.join(total.planned.name for total in ledger.totals)}) are counted together in one "
-        "ledger; what is reserved for the evaluation is counted whether it is used or not.",
+        "ledger; what is reserved for evaluation and diagnostics is counted whether it is used or not.",
         _calibration(ledger, split),
     ]
     if search is not None:

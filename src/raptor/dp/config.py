@@ -91,6 +91,9 @@ class PrivacyConfig(_Config):
         return self
 
 
+Diagnostic = Literal["loss", "clipped_fraction", "expert_load"]
+
+
 class StreamConfig(_Config):
     """One stream of releases and its optimizer."""
 
@@ -146,6 +149,11 @@ class TrainingConfig(_Config):
     schedule: Literal["constant", "linear"] = Field(
         default="linear", description="step size over the run: constant, or falling to a tenth"
     )
+    diagnostics: tuple[Diagnostic, ...] = Field(
+        default=(),
+        description="figures of the training records at the end, each one noisy release that is paid from the budget: "
+        "loss, clipped_fraction, expert_load",
+    )
     adam_betas: tuple[float, float] = Field(default=(0.9, 0.999), description="decay of Adam's two moments")
     adam_epsilon: float = Field(default=1e-8, gt=0, allow_inf_nan=False, description="Adam's epsilon")
     checkpoint_every: int = Field(
@@ -178,6 +186,13 @@ class TrainingConfig(_Config):
             raise ValueError(
                 "training.lora is set, but training.trainable is full, so it would change nothing: set "
                 "training.trainable=lora, or leave training.lora out"
+            )
+        if len(set(self.diagnostics)) < len(self.diagnostics):
+            raise ValueError("training.diagnostics names one of them twice; each is one release")
+        if self.trainable == "lora" and "clipped_fraction" in self.diagnostics:
+            raise ValueError(
+                "training.diagnostics has clipped_fraction, which cannot be told with training.trainable=lora: the "
+                "adapters are folded into the model when it is trained. Leave it out"
             )
         if not all(0.0 <= beta < 1.0 for beta in self.adam_betas):
             raise ValueError("training.adam_betas must both lie in [0, 1)")

@@ -16,6 +16,7 @@ SHARED = "shared"
 EXPERT = "expert"
 MONOLITHIC = "monolithic"
 EVALUATION = "evaluation"
+DIAGNOSTICS = "diagnostics"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from raptor.accounting.types import Adjacency, Unit
 from raptor.dp.mechanism import GaussianMechanism
 from raptor.dp.streams import RandomSource
 from raptor.errors import BudgetError
-from raptor.pipelines.evaluation.noise import NOISE_PURPOSE, noised_table, noised_tables, release_tables
+from raptor.pipelines.evaluation.noise import noised_table, noised_tables, release_tables
 from raptor.reporting.tables import EvaluationTables, tables_from_probabilities
 
 SIGMA = 3.0
@@ -41,7 +41,7 @@ def plan(steps: int = 4, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> Privacy
 
 
 def mechanism(sink: list, given: PrivacyPlan | None = None, seed: int = 0) -> GaussianMechanism:
-    noise = RandomSource.seeded(seed).stream(NOISE_PURPOSE)
+    noise = RandomSource.seeded(seed).stream("evaluation/noise")
     return GaussianMechanism((given or plan()).stream("evaluation"), noise, SEEDED, sink)
 
 

@@ -6,13 +6,16 @@ from raptor.pipelines.evaluation import create_pipeline
 from raptor.pipelines.mechanism import exemption
 
 
-def test_one_node_releases_and_it_keeps_a_log() -> None:
-    marked = {node.name: exemption(node) for node in create_pipeline().nodes}
-    assert [name for name, mark in marked.items() if mark is not None] == ["evaluate_model"]
-    (node,) = (node for node in create_pipeline().nodes if node.name == "evaluate_model")
-    mark = marked["evaluate_model"]
-    assert mark is not None
-    assert mark.names(node) == {"evaluation_metrics", "evaluation_release_log"}
+def test_two_nodes_release_and_each_keeps_a_log() -> None:
+    marked = {
+        node.name: mark.names(node)
+        for node in create_pipeline().nodes
+        if (mark := exemption(node)) is not None
+    }
+    assert marked == {
+        "evaluate_model": {"evaluation_metrics", "evaluation_release_log"},
+        "release_diagnostics": {"training_diagnostics", "diagnostics_release_log"},
+    }
 
 
 def test_figures_and_report_never_see_private_entries() -> None:

@@ -132,6 +132,55 @@ def evaluate_model(
     return metrics, log
 
 
+def release_diagnostics(
+    raptor_model: Path,
+    private_train: Any,
+    owner_partition: Any,
+    privacy_plan: Mapping[str, Any],
+    privacy_ledger: Sequence[Mapping[str, Any]],
+    release_journals: Path,
+    training: TrainingConfig,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Figures of the training records under the trained model, as `training.diagnostics` asks, and their log.
+
+    Guarantee:
+        Released is one Gaussian release for each figure, by the stream `diagnostics` of the plan: the loss of a
+        record cut at 2 ln(classes), one indicator a stream of a gradient that is clipped, the record's owner.
+        Sensitivities: that bound, the root of the number of streams, 1. Adjacency and unit are the plan's. They are
+        noisy for public records too. Assumes that a record's figures depend on that record and on released weights
+        alone.
+
+    Raises:
+        BudgetError: the plan has reserved no such releases, or does not belong to the model.
+    """
+    from raptor.accounting.plan import read_plan
+    from raptor.dp.plan import DIAGNOSTICS
+    from raptor.dp.training import random_source
+    from raptor.moe.classifier import MoEClassifier
+    from raptor.pipelines.evaluation.consistency import require_certified
+    from raptor.pipelines.evaluation.diagnostics import exact_tallies, release_tallies
+    from raptor.pipelines.evaluation.noise import release_once
+    from raptor.pipelines.training.planning import require_planned
+    from raptor.pipelines.training.records import encoded_records
+
+    if not training.diagnostics:
+        return {}, [{"stream": DIAGNOSTICS, "releases": 0, "why": "training.diagnostics asks for none"}]
+    plan = read_plan(privacy_plan)
+    require_planned(plan, training)
+    require_certified(plan, privacy_ledger, raptor_model)
+    records = encoded_records(private_train, owner_partition, plan.layer)
+    tallies = exact_tallies(MoEClassifier.from_pretrained(raptor_model), records, plan, training)
+    content = release_once(
+        plan.stream(DIAGNOSTICS),
+        plan,
+        raptor_model,
+        release_journals,
+        random_source(training),
+        lambda mechanism: release_tallies(tallies, mechanism, plan),
+    )
+    return content["tables"], content["log"]
+
+
 def draw_figures(
     evaluation_metrics: Mapping[str, Any], label_names: Sequence[str], privacy_certificate: Mapping[str, Any]
 ) -> tuple[Figure, Figure, Figure]:

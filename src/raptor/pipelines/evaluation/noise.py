@@ -1,17 +1,17 @@
-"""The evaluation of private records: each table leaves with noise, once, within what the plan has reserved."""
+"""Tables of private records: each leaves with noise, once, within what the plan has reserved."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from raptor.accounting.plan import PrivacyPlan
+from raptor.accounting.plan import PrivacyPlan, StreamPlan
 from raptor.accounting.types import Sensitivity
 from raptor.dp.clipping import ClippedSum
 from raptor.dp.mechanism import GaussianMechanism
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from raptor.dp.streams import RandomSource
-
-NOISE_PURPOSE = f"{EVALUATION}/noise"
 
 
 def noised_table(
@@ -83,34 +81,72 @@ def release_tables(
         BudgetError: the plan has not reserved enough releases or names another generator, other tables of
             this model were released before, or an evaluation was cut off after its budget was spent.
     """
-    from raptor.accounting.journal import ReleaseJournal
-
     stream = plan.stream(EVALUATION)
     needed = TABLES_PER_MODEL * len(exact)
-    if randomness.name != plan.generator:
-        raise BudgetError(
-            f"The privacy plan names the generator {plan.generator}, but training.randomness asks for "
-            f"{randomness.name}. Nothing was released. Set it back, or train again."
-        )
     if needed > stream.steps:
         raise BudgetError(
             f"The evaluation of {', '.join(exact)} needs {needed} noisy tables, but the privacy plan has "
             f"reserved {stream.steps}. Nothing was released. Train again with the present evaluation.baselines, "
             "so that the plan reserves them."
         )
-    place = journals / f"{EVALUATION}-{model_digest(model)}.jsonl"
+    content = release_once(
+        stream,
+        plan,
+        model,
+        journals,
+        randomness,
+        lambda mechanism: {
+            name: noised_tables(tables, mechanism, plan).to_json() for name, tables in exact.items()
+        },
+    )
+    tables = {name: EvaluationTables.from_json(value) for name, value in content["tables"].items()}
+    if missing := set(exact) - set(tables):
+        raise BudgetError(
+            f"{', '.join(sorted(missing))} was not among the models whose evaluation was released for this "
+            f"training ({', '.join(tables)}), and the reserved releases are spent. Leave it out of "
+            "evaluation.baselines, or train again."
+        )
+    return {name: tables[name] for name in tables if name in exact}, content["log"]
+
+
+def release_once(
+    stream: StreamPlan,
+    plan: PrivacyPlan,
+    model: Path,
+    journals: Path,
+    randomness: RandomSource,
+    make: Callable[[GaussianMechanism], dict[str, Any]],
+) -> dict[str, Any]:
+    """What `make` releases by a reserved stream for this model, with the log of it; read back the next time.
+
+    Raises:
+        BudgetError: the plan names another generator, or an earlier call was cut off after its budget was spent.
+    """
+    from raptor.accounting.journal import ReleaseJournal
+
+    if randomness.name != plan.generator:
+        raise BudgetError(
+            f"The privacy plan names the generator {plan.generator}, but training.randomness asks for "
+            f"{randomness.name}. Nothing was released. Set it back, or train again."
+        )
+    place = journals / f"{stream.name}-{model_digest(model)}.jsonl"
     kept = place.with_suffix(".json")
     if place.exists():
-        return _read_back(kept, place, set(exact))
+        if not kept.is_file():
+            raise BudgetError(
+                f"The {stream.name} of this model was cut off after its releases were charged ({place.name}). They are "
+                "spent, so it cannot be repeated; train again."
+            )
+        content: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+        return content
     with ReleaseJournal.create(place, plan.to_json()) as journal:
-        mechanism = GaussianMechanism(stream, randomness.stream(NOISE_PURPOSE), randomness.name, journal)
-        noisy = {name: noised_tables(tables, mechanism, plan) for name, tables in exact.items()}
-        log = journal.lines()
-    content = {"tables": {name: tables.to_json() for name, tables in noisy.items()}, "log": log}
+        noise = randomness.stream(f"{stream.name}/noise")
+        made = make(GaussianMechanism(stream, noise, randomness.name, journal))
+        content = {"tables": made, "log": journal.lines()}
     partial = kept.with_suffix(".partial")
     partial.write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
     partial.replace(kept)
-    return noisy, log
+    return content
 
 
 def model_digest(directory: Path) -> str:
@@ -120,22 +156,3 @@ def model_digest(directory: Path) -> str:
         digest.update(file.name.encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _read_back(
-    kept: Path, journal: Path, wanted: set[str]
-) -> tuple[dict[str, EvaluationTables], list[dict[str, Any]]]:
-    if not kept.is_file():
-        raise BudgetError(
-            f"An evaluation of this model was cut off after its releases were charged ({journal.name}). They are "
-            "spent, so it cannot be repeated; train again."
-        )
-    content = json.loads(kept.read_text(encoding="utf-8"))
-    tables = {name: EvaluationTables.from_json(value) for name, value in content["tables"].items()}
-    if missing := wanted - set(tables):
-        raise BudgetError(
-            f"{', '.join(sorted(missing))} was not among the models whose evaluation was released for this "
-            f"training ({', '.join(tables)}), and the reserved releases are spent. Leave it out of "
-            "evaluation.baselines, or train again."
-        )
-    return {name: tables[name] for name in tables if name in wanted}, content["log"]

@@ -5,7 +5,13 @@ from __future__ import annotations
 from kedro.pipeline import Node, Pipeline
 
 from raptor.pipelines.cards import MechanismFacts, mechanism_card
-from raptor.pipelines.evaluation.nodes import draw_figures, evaluate_model, train_baselines, write_report
+from raptor.pipelines.evaluation.nodes import (
+    draw_figures,
+    evaluate_model,
+    release_diagnostics,
+    train_baselines,
+    write_report,
+)
 from raptor.pipelines.mechanism import mechanism_node
 
 RELEASES = ["evaluation_metrics"]
@@ -15,6 +21,15 @@ FACTS = MechanismFacts(
     sensitivity="1 for a confusion matrix, sqrt(3) for a reliability table",
     noise="normal, standard deviation sigma times the sensitivity in every cell",
     after="metrics and their standard errors from the noisy tables",
+)
+
+DIAGNOSTICS = ["training_diagnostics"]
+DIAGNOSTICS_LEDGER = "diagnostics_release_log"
+DIAGNOSTICS_FACTS = MechanismFacts(
+    sampling="none: every training record is in every figure",
+    sensitivity="2 ln(classes) for the loss, the root of the number of streams for clipped gradients, 1 for loads",
+    noise="normal, standard deviation sigma times the sensitivity in every number",
+    after="division by the public number of records",
 )
 
 
@@ -60,6 +75,26 @@ def create_pipeline() -> Pipeline:
                 ledger=LEDGER,
                 tags=["private"],
                 preview_fn=mechanism_card("evaluate_model", RELEASES, LEDGER, FACTS),
+            ),
+            mechanism_node(
+                release_diagnostics,
+                inputs=[
+                    "raptor_model",
+                    "private_train",
+                    "owner_partition",
+                    "privacy_plan",
+                    "privacy_ledger",
+                    "release_journals",
+                    "params:training",
+                ],
+                outputs=[*DIAGNOSTICS, DIAGNOSTICS_LEDGER],
+                name="release_diagnostics",
+                releases=DIAGNOSTICS,
+                ledger=DIAGNOSTICS_LEDGER,
+                tags=["private"],
+                preview_fn=mechanism_card(
+                    "release_diagnostics", DIAGNOSTICS, DIAGNOSTICS_LEDGER, DIAGNOSTICS_FACTS
+                ),
             ),
             Node(
                 draw_figures,

@@ -14,6 +14,7 @@ from raptor.dp.config import PrivacyConfig, TrainingConfig
 from raptor.dp.gradients.engine import JointGradients, OwnerExpertGradients
 from raptor.dp.isolation import Isolation, check_isolation
 from raptor.dp.plan import (
+    DIAGNOSTICS,
     EVALUATION,
     EXPERT,
     MONOLITHIC,
@@ -103,9 +104,11 @@ def require_planned(plan: PrivacyPlan, training: TrainingConfig) -> None:
         SHARED: (training.shared, float(training.batch_size)),
         EXPERT: (training.expert, training.batch_size / max(stream.blocks for stream in plan.streams)),
     }
+    diagnostics = plan.find(DIAGNOSTICS)
     pairs: list[tuple[str, object, object]] = [
         ("randomness", random_source(training).name, plan.generator),
         ("trainable, with lora", training.trainable_set, plan.trainable),
+        ("number of diagnostics", len(training.diagnostics), 0 if diagnostics is None else diagnostics.steps),
     ]
     for name, (config, denominator) in streams.items():
         planned = plan.find(name)
@@ -154,7 +157,8 @@ def raptor_plan(
         ),
     ]
     noise = evaluation.noise_for(privacy.epsilon)
-    reserved = [StreamPlan(EVALUATION, 1.0, noise, scope.releases, 1.0, 1.0)] * bool(scope.releases)
+    numbers = {EVALUATION: scope.releases, DIAGNOSTICS: len(training.diagnostics)}
+    reserved = [StreamPlan(name, 1.0, noise, count, 1.0, 1.0) for name, count in numbers.items() if count]
     facts = [PUBLIC_RECORDS] * scope.records_are_public
     return _plan(layer_plan, public_constants, privacy, training, shapes, reserved, facts, privacy.rho)
 
