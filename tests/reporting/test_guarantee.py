@@ -76,3 +76,15 @@ def test_a_certificate_of_another_plan_is_refused() -> None:
         read_guarantee(plan_of("own.csv"), certificate_of(plan_of("embedded")))
     with pytest.raises(LedgerError, match="lacks"):
         read_guarantee({}, {})
+
+
+def test_a_search_is_told_with_its_cost() -> None:
+    plan = plan_of("embedded")
+    assert read_guarantee(plan, certificate_of(plan)).search == ""
+    plan["search"] = {"runs": 6, "selection": "naive"}
+    certificate = certificate_of(plan)
+    text = read_guarantee(plan, certificate).search
+    assert text.startswith("This run is one of 6 runs on these records.")
+    assert certificate["search"]["epsilon"] > certificate["epsilon"]
+    plan["search"] = {"runs": 6, "selection": "geometric"}
+    assert "the best of a random number of runs, about 6" in read_guarantee(plan, certificate_of(plan)).search

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raptor.errors import LedgerError
+from raptor.reporting.words import round_up
 
 # Squared fractions of the training at which the budget curve is computed: epsilon grows fastest at the start.
 _CURVE_POINTS = 8
@@ -39,6 +40,7 @@ class Guarantee:
     protects: False when the noise came from a seed, so that the run is a test and protects nobody.
     complete: False when the training was stopped before its last planned step.
     taken_as_public: facts that the guarantee does not cover, in the operator's words.
+    search: what the whole search costs that the run belongs to, as a sentence; empty without one.
     """
 
     epsilon: float
@@ -55,6 +57,7 @@ class Guarantee:
     complete: bool
     population: int
     taken_as_public: tuple[str, ...]
+    search: str = ""
 
 
 def read_guarantee(plan: Mapping[str, Any], certificate: Mapping[str, Any]) -> Guarantee:
@@ -84,6 +87,7 @@ def read_guarantee(plan: Mapping[str, Any], certificate: Mapping[str, Any]) -> G
             complete=certificate["status"] == "complete",
             population=int(certificate["population"]),
             taken_as_public=tuple(_sentence(fact) for fact in certificate["taken_as_public"]),
+            search=_search(certificate["search"]),
         )
     except (KeyError, TypeError) as error:
         raise LedgerError(
@@ -109,6 +113,17 @@ def budget_over_time(plan: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
         curve[sum(steps)] = epsilon(events, checked.delta, checked.adjacency, confirm=False).epsilon
     curve[sum(stream.steps for stream in trained)] = checked.epsilon_planned
     return tuple(sorted(curve.items()))
+
+
+def _search(search: Mapping[str, Any] | None) -> str:
+    if search is None:
+        return ""
+    runs = f"{search['runs']:,} runs on these records"
+    which = f"one of {runs}" if search["selection"] == "naive" else f"the best of a random number of runs, about {runs}"
+    return (
+        f"This run is {which}. The figures here are those of one run; for the whole search epsilon is at most "
+        f"{round_up(float(search['epsilon']))}, on conditions that the certificate states."
+    )
 
 
 def _stream(stream: Mapping[str, Any]) -> StreamFacts:
