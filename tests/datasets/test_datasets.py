@@ -172,7 +172,7 @@ def test_journals_folder_is_made_on_load_and_never_saved(tmp_path: Path) -> None
     store = ReleaseJournalStore(filepath=str(tmp_path / "journals"))
     assert store.load().is_dir()
     assert store.exists()
-    with pytest.raises(DatasetError, match="training node"):
+    with pytest.raises(DatasetError, match="while it runs"):
         store.save("anything")
 
 

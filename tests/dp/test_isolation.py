@@ -512,5 +512,14 @@ def test_nothing_is_opened_when_the_gate_refuses(tmp_path, monkeypatch) -> None:
     )
     names = [f"class {label}" for label in range(stage.classes)]
     with pytest.raises(ModelError, match=r"Isolation gate, shared parameters.*Nothing was spent"):
-        train_raptor(stage.base, names, stage.train, stage.owners, stage.plan, stage.journals, stage.training)
+        train_raptor(
+            stage.base,
+            names,
+            stage.train,
+            stage.owners,
+            stage.plan,
+            stage.journals,
+            stage.checkpoints,
+            stage.training,
+        )
     assert not any(stage.journals.iterdir())

@@ -78,6 +78,7 @@ class Stage:
 
     def __init__(self, folder: Path) -> None:
         self.base, self.out, self.journals = (folder / name for name in ("base", "model", "journals"))
+        self.checkpoints = folder / "checkpoints"
         self.journals.mkdir()
         tiny_encoder().save_pretrained(self.base)
         self.training = TrainingConfig(
@@ -114,7 +115,14 @@ def test_the_training_stage_writes_a_model_with_the_logits_of_its_adapters(stage
     caplog.set_level(logging.INFO)
     names = [f"class {label}" for label in range(stage.classes)]
     tuned, log = train_raptor(
-        stage.base, names, stage.train, stage.owners, stage.plan, stage.journals, stage.training
+        stage.base,
+        names,
+        stage.train,
+        stage.owners,
+        stage.plan,
+        stage.journals,
+        stage.checkpoints,
+        stage.training,
     )
     tuned.save_to(stage.out)
     assert caplog.text.count("Trained (lora of rank 3 and alpha 6 on attention and experts)") == 1

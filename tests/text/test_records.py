@@ -147,7 +147,7 @@ def test_the_coin_is_as_biased_as_asked(fraction: float) -> None:
 def test_a_draw_that_leaves_a_side_empty_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = many(tmp_path, 20)
     for drawn, side in ((np.zeros, "held-out set"), (np.ones, "training set")):
-        monkeypatch.setattr(records, "draw_held_out", lambda count, _, drawn=drawn: drawn(count, dtype=bool))
+        monkeypatch.setattr(records, "draw_held_out", lambda count, *_, drawn=drawn: drawn(count, dtype=bool))
         with pytest.raises(RecordError, match=f"the draw left the {side} empty"):
             read(path, held_out_fraction=0.5)
 
@@ -156,7 +156,7 @@ def test_a_draw_that_takes_a_whole_class_stops_without_a_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = put(tmp_path, "a.csv", "text,label\n" + "".join(f"t{n},{n // 9}\n" for n in range(20)))
-    monkeypatch.setattr(records, "draw_held_out", lambda count, _: np.arange(count) >= 18)
+    monkeypatch.setattr(records, "draw_held_out", lambda count, *_: np.arange(count) >= 18)
     with pytest.raises(RecordError, match=r"column 'label': no training record has this label\. The draw"):
         read(path, held_out_fraction=0.5)
 

@@ -1,7 +1,7 @@
 """The catalog's dataset types. They import pandas, torch and the like only when data are loaded or saved."""
 
 from raptor.datasets.arrow import ArrowDataset
-from raptor.datasets.directories import PretrainedDirectory, ReleaseJournalStore
+from raptor.datasets.directories import CheckpointFolder, PretrainedDirectory, ReleaseJournalStore
 from raptor.datasets.documents import (
     FigureDataset,
     JSONDataset,
@@ -9,14 +9,17 @@ from raptor.datasets.documents import (
     OptionalJSONDataset,
     TextDataset,
 )
+from raptor.datasets.keys import PrivateKey
 
 __all__ = [
     "ArrowDataset",
+    "CheckpointFolder",
     "FigureDataset",
     "JSONDataset",
     "JSONLinesDataset",
     "OptionalJSONDataset",
     "PretrainedDirectory",
+    "PrivateKey",
     "ReleaseJournalStore",
     "TextDataset",
 ]

@@ -37,12 +37,11 @@ class PretrainedDirectory(AtomicDataset[SavesToDirectory, Path]):
         return (self.filepath / "config.json").is_file()
 
 
-class ReleaseJournalStore(AbstractDataset[None, Path]):
-    """The folder of the release journals: load makes it and returns its path.
+class PrivateFolder(AbstractDataset[None, Path]):
+    """A folder that a node writes to while it runs: load makes it, closed to others, and returns its path.
 
-    The training node writes each release to a fresh journal in it, and to the disk, before the noisy sum is
-    used, so that a run that is killed leaves a record of what it has spent. Kedro saves a node's outputs only
-    at its end, which is too late for that; hence the folder is an input of the node.
+    Kedro saves a node's outputs only at its end, which is too late for what has to survive a crash; hence the
+    folder is an input of the node.
     """
 
     def __init__(self, *, filepath: str, metadata: dict[str, Any] | None = None) -> None:
@@ -55,14 +54,27 @@ class ReleaseJournalStore(AbstractDataset[None, Path]):
         return self._filepath
 
     def load(self) -> Path:
-        self._filepath.mkdir(parents=True, exist_ok=True)
+        self._filepath.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._filepath.chmod(0o700)
         return self._filepath
 
     def save(self, data: None) -> None:
-        raise DataError("Release journals are written by the training node itself, one release at a time.")
+        raise DataError(f"{shown(self._filepath)} is written by the node that reads it, while it runs.")
 
     def _exists(self) -> bool:
         return True
 
     def _describe(self) -> dict[str, Any]:
         return {"filepath": shown(self._filepath)}
+
+
+class ReleaseJournalStore(PrivateFolder):
+    """The folder of the release journals.
+
+    The training node writes each release to a journal in it, and to the disk, before the noisy sum is used, so
+    that a run that is killed leaves a record of what it has spent.
+    """
+
+
+class CheckpointFolder(PrivateFolder):
+    """The folder of the private checkpoint of a training that has not ended (see `raptor.dp.checkpoints`)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -169,6 +169,16 @@ class CheckpointStore:
         self._file.unlink(missing_ok=True)
         self._file.with_name(f"{FILE}.partial").unlink(missing_ok=True)
         _sync(self._file.parent)
+
+    def discard_if_ended(self, log: Sequence[Mapping[str, Any]]) -> None:
+        """Delete the checkpoint when `log`, the lines of an ended training's journal, goes on from it."""
+        try:
+            found = self.load()
+        except CheckpointError:
+            # It says so when a training is to go on from it.
+            return
+        if found is not None and any(line["hash"] == found.last for line in log):
+            self.discard()
 
     def close(self) -> None:
         """Let other processes in."""

@@ -140,6 +140,11 @@ class Trainer:
             self._finished = number + 1
             yield number
 
+    @property
+    def left_out(self) -> int:
+        """Steps of the schedule that were not made."""
+        return len(self._running) - self._finished
+
     def state(self) -> TrainingState:
         """Where the run stands, between two steps. Private; its tensors are those in use, not copies."""
         streams = self._private_streams()

@@ -59,6 +59,7 @@ class Rules:
         max_classes: more are taken for a wrong column.
         limit: records taken of the embedded docstrings.
         label_names: the classes of a model that exists; None takes them from training.
+        split_key: private key of the draw of held-out records; None draws anew.
     """
 
     encoding: str = "utf-8"
@@ -66,6 +67,7 @@ class Rules:
     max_classes: int = 1000
     limit: int | None = None
     label_names: tuple[str, ...] | None = None
+    split_key: bytes | None = None
 
 
 def read_records(source: str, columns: Columns, rules: Rules = Rules()) -> Records:
@@ -197,11 +199,11 @@ class _Assembly:
         if fraction is None or self._held_out(classes) is not None:
             return
         if self.columns.user is None:
-            drawn = draw_held_out(len(self.splits), fraction)
+            drawn = draw_held_out(len(self.splits), fraction, self.rules.split_key)
         else:
             # All records of a user go to one side, else models would be measured on people they have seen.
             users = pa.chunked_array(self.collected.users).combine_chunks().dictionary_encode()
-            drawn = draw_held_out(len(users.dictionary), fraction)[
+            drawn = draw_held_out(len(users.dictionary), fraction, self.rules.split_key)[
                 users.indices.to_numpy(zero_copy_only=False)
             ]
         training = self.splits == SPLITS.index(TRAIN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 
@@ -44,21 +45,26 @@ def split_of_name(name: str) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def draw_held_out(records: int, fraction: float) -> NDArray[np.bool_]:
+def draw_held_out(records: int, fraction: float, key: bytes | None = None) -> NDArray[np.bool_]:
     """Which of `records` are held out: an independent coin each, from the system's randomness.
 
     Not a seeded permutation: there, one record more would move others from one side to the other, and a
-    seed in a committed file would tell which records a model has seen. Kept with the records, never drawn
-    again for them.
+    seed in a committed file would tell which records a model has seen. With a private key that is kept with
+    the records the draw is the same whenever they are read, as long as a training needs them.
 
     Args:
         records: number of records (or of users, when users are the unit).
         fraction: probability of being held out, in [0, 1].
+        key: from the system's randomness, as private as the records; None draws anew.
 
     Returns:
         (records,) bool.
     """
-    words = np.frombuffer(secrets.token_bytes(8 * records), dtype=np.uint64)
+    # An extendable digest of a secret key is a keystream: more records lengthen it and change nothing before.
+    drawn_bytes = (
+        secrets.token_bytes(8 * records) if key is None else hashlib.shake_256(key).digest(8 * records)
+    )
+    words = np.frombuffer(drawn_bytes, dtype=np.uint64)
     # 53 bits, so that the comparison is exact in float64.
     drawn: NDArray[np.bool_] = (words >> np.uint64(11)).astype(np.float64) / 2.0**53 < fraction
     return drawn

@@ -21,7 +21,13 @@ PRIVATE = ("private_records", "private_train", "private_heldout", "owner_partiti
 
 def test_inputs_and_outputs_are_those_of_the_catalog() -> None:
     pipeline = create_pipeline()
-    assert pipeline.inputs() == {"base_model", "layer_plan", "params:ingestion", "params:privacy.population"}
+    assert pipeline.inputs() == {
+        "base_model",
+        "layer_plan",
+        "params:ingestion",
+        "params:privacy.population",
+        "split_key",
+    }
     assert pipeline.all_outputs() == {*PRIVATE, "label_names", "data_report", "public_constants"}
 
 
@@ -46,6 +52,7 @@ def test_the_stage_runs_on_files(tmp_path: Path) -> None:
         "layer_plan": {"layers": [1]},
         "params:ingestion": IngestionConfig(source=str(source), held_out_fraction=0.3),
         "params:privacy.population": "auto",
+        "split_key": bytes(32),
     }
     catalog = DataCatalog(
         {**tables, **files, **{name: MemoryDataset(value) for name, value in given.items()}}
@@ -70,6 +77,7 @@ def test_a_source_that_cannot_be_read_leaves_nothing_behind(tmp_path: Path, cont
         "params:ingestion": config,
         "params:privacy.population": "auto",
         "layer_plan": {},
+        "split_key": bytes(32),
     }
     catalog = DataCatalog({**tables, **{name: MemoryDataset(value) for name, value in given.items()}})
     with pytest.raises(Exception, match=r"a\.csv"):

@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def read_records(base_model: Path, config: IngestionConfig) -> tuple[pa.Table, list[str], dict[str, Any]]:
+def read_records(
+    base_model: Path, config: IngestionConfig, split_key: bytes | None = None
+) -> tuple[pa.Table, list[str], dict[str, Any]]:
     """Read and validate the records of the source.
 
     Args:
         base_model: directory with the tokenizer, by which cut texts are counted.
         config: parameters of the stage.
+        split_key: private key of the draw of held-out records, so that a training that was killed finds the
+            same records when the whole run is started again; None draws anew.
 
     Returns:
         The records (see `raptor.text.records.Records`), the class names, and the data report. The class names
@@ -43,6 +47,7 @@ def read_records(base_model: Path, config: IngestionConfig) -> tuple[pa.Table, l
         held_out_fraction=config.held_out_fraction,
         max_classes=config.max_classes,
         limit=config.records,
+        split_key=split_key,
     )
     records = read(config.source, columns, rules)
     report = records.report.to_dict()

@@ -23,7 +23,11 @@ def create_pipeline(**_: Any) -> Pipeline:
         [
             declaration_node(
                 read_records,
-                inputs={"base_model": "base_model", "config": "params:ingestion"},
+                inputs={
+                    "base_model": "base_model",
+                    "config": "params:ingestion",
+                    "split_key": "split_key",
+                },
                 outputs=["private_records", "label_names", "data_report"],
                 name="read_records",
                 declares=["label_names"],

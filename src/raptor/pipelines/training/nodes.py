@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,9 +62,12 @@ def train_raptor(
     owner_partition: Any,
     privacy_plan: Mapping[str, Any],
     release_journals: Path,
+    training_checkpoints: Path,
     training: TrainingConfig,
 ) -> tuple[TunedModel, list[dict[str, Any]]]:
     """Train the model by the plan; every release is on disk before it is used.
+
+    A training that was killed goes on from its last private checkpoint (see `raptor.dp.resume.PrivateRun`).
 
     Guarantee:
         Released are the model and the list of releases. The model is post-processing of the releases of
@@ -76,10 +78,13 @@ def train_raptor(
         DataError: tokens, labels and owners do not belong together.
         BudgetError: the plan and the parameters do not fit together.
         ModelError: the isolation gate has found what couples records, or a gradient that is not exact.
+        CheckpointError: a training that has not ended is another one than this, or its checkpoint is damaged.
     """
-    from raptor.accounting.journal import ReleaseJournal
     from raptor.accounting.plan import read_plan
+    from raptor.dp.checkpoints import CheckpointStore
+    from raptor.dp.identity import run_identity
     from raptor.dp.plan import EXPERT
+    from raptor.dp.resume import PrivateRun
     from raptor.dp.training import Trainer, random_source, resolve_device
     from raptor.moe.classifier import MoEClassifier
     from raptor.pipelines.training.facts import RunWatch, run_start
@@ -93,19 +98,51 @@ def train_raptor(
     expert = plan.find(EXPERT)
     records.require_below(classes=len(label_names), owners=None if expert is None else expert.blocks)
     model = MoEClassifier.from_encoder(base_model, len(label_names))
-    logger.info("Training on %s.", resolve_device(training.device))
+    device = resolve_device(training.device)
+    logger.info("Training on %s.", device)
     # On synthetic records, and before the journal is opened: what it refuses has cost nothing.
     isolation = require_isolated(model, plan.layer, training)
     logger.info("%s", isolation)
     watch = RunWatch(model, records)
-    # A random name: neither the data nor the time of the run can be read from it.
-    with ReleaseJournal.create(release_journals / f"{secrets.token_hex(8)}.jsonl", plan.to_json()) as journal:
-        trainer = Trainer(model, records, plan, training, random_source(training), journal)
-        logger.info("%s", trainer.trainable.table())
-        journal.note(run_start(isolation, trainer.trainable, "first"))
-        steps = training.steps(training.shared) + training.steps(training.expert)
-        for _ in track(trainer.steps("raptor"), "Training privately", steps, long=True):
-            pass
-        trainer.finish()
-        journal.note(watch.end(model, trainer.keystreams))
-        return TunedModel(model, base_model, tuple(label_names)), journal.lines()
+    with CheckpointStore(training_checkpoints) as store:
+        run, words = PrivateRun.open(
+            store,
+            release_journals,
+            plan,
+            training,
+            random_source(training),
+            lambda salt: run_identity(plan, training, base_model, records, device, salt),
+        )
+        logger.log(logging.INFO if training.resume == "auto" else logging.WARNING, "%s", words)
+        with run.journal as journal:
+            trainer = Trainer(model, records, plan, training, run.randomness, journal)
+            logger.info("%s", trainer.trainable.table())
+            journal.note(run_start(isolation, trainer.trainable, "same" if run.is_resumed else "first"))
+            steps = training.steps(training.shared) + training.steps(training.expert) - run.finished
+            for _ in track(run.steps(trainer), "Training privately", steps, long=True):
+                pass
+            if trainer.left_out:
+                logger.warning(
+                    "The last %d steps are left out: releases that were lost in a crash have used up their budget.",
+                    trainer.left_out,
+                )
+            trainer.finish()
+            journal.note(watch.end(model, trainer.keystreams))
+            return TunedModel(model, base_model, tuple(label_names)), journal.lines()
+
+
+def end_training(
+    raptor_model: Path, release_log: Sequence[Mapping[str, Any]], training_checkpoints: Path
+) -> None:
+    """Delete the private checkpoint once the model and its releases are kept.
+
+    Before that, a run that is killed would have lost a model that is paid for. Afterwards the next run is a new
+    one, with fresh randomness. A checkpoint of another training than the log's stays.
+
+    Args:
+        raptor_model: not read; it has to be there.
+    """
+    from raptor.dp.checkpoints import CheckpointStore
+
+    with CheckpointStore(training_checkpoints) as store:
+        store.discard_if_ended(release_log)

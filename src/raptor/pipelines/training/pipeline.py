@@ -4,7 +4,7 @@ from kedro.pipeline import Node, Pipeline
 
 from raptor.pipelines.cards import mechanism_card
 from raptor.pipelines.mechanism import mechanism_node
-from raptor.pipelines.training.nodes import plan_privacy, train_raptor
+from raptor.pipelines.training.nodes import end_training, plan_privacy, train_raptor
 
 
 def create_pipeline() -> Pipeline:
@@ -33,6 +33,7 @@ def create_pipeline() -> Pipeline:
                     "owner_partition",
                     "privacy_plan",
                     "release_journals",
+                    "training_checkpoints",
                     "params:training",
                 ],
                 outputs=["raptor_model", "release_log"],
@@ -41,6 +42,13 @@ def create_pipeline() -> Pipeline:
                 ledger="release_log",
                 tags=["private"],
                 preview_fn=mechanism_card("train_raptor", ["raptor_model"], "release_log"),
+            ),
+            Node(
+                end_training,
+                inputs=["raptor_model", "release_log", "training_checkpoints"],
+                outputs=None,
+                name="end_training",
+                tags=["private"],
             ),
         ]
     )
