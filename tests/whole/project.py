@@ -26,6 +26,18 @@ class Project:
         (root / "src").mkdir()
         (root / "src/raptor").symlink_to(REPOSITORY / "src/raptor")
 
+    def environment(self) -> dict[str, str]:
+        """Variables of a command in the project."""
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY)]),
+            "OMP_NUM_THREADS": "1",
+            "COLUMNS": "200",
+            "NO_COLOR": "1",
+            "KEDRO_DISABLE_TELEMETRY": "1",
+            "DO_NOT_TRACK": "1",
+        }
+
     def run(
         self, *arguments: str, check: bool = True, timeout: int = 1200
     ) -> subprocess.CompletedProcess[str]:
@@ -33,15 +45,7 @@ class Project:
         done = subprocess.run(
             [sys.executable, *arguments],
             cwd=self.root,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY)]),
-                "OMP_NUM_THREADS": "1",
-                "COLUMNS": "200",
-                "NO_COLOR": "1",
-                "KEDRO_DISABLE_TELEMETRY": "1",
-                "DO_NOT_TRACK": "1",
-            },
+            env=self.environment(),
             capture_output=True,
             text=True,
             timeout=timeout,
