@@ -111,9 +111,12 @@ class Problem:
                 # A loss below -ceiling is as rare as one above it, so it takes two rare ones to make up for it.
                 floor = max(floor, -ceiling)
             rough = self._limits(self.sketch, floor, ceiling)
-            # Beyond this the weights would overflow before they reach epsilon 0; the best order is far below it
-            # unless epsilon is 0 or nearly so.
-            steepest = max(300.0, -2 * math.log(self.delta)) / about
+            # Where epsilon is 0 or nearly so there is no best order, and too steep a weight sees little below the
+            # guess. In usual settings the best one is far below this; where a step costs much it grows with the
+            # number of steps.
+            steepest = (
+                max(300.0, -2 * math.log(self.delta), 20 * math.sqrt(self.count) * (about > 100)) / about
+            )
             order, before = (
                 min(saddle_order(self.sketch, self.direction, about, order, rough), steepest),
                 order,

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from raptor.accounting.aim import ABOVE, Problem
+from raptor.accounting.composed import lowest
 from raptor.accounting.loss import Direction, Limits, directions
 from raptor.accounting.moments import renyi_bound
 from raptor.accounting.one_step import one_step_epsilon
@@ -141,7 +142,7 @@ def _refine(
         best = min(best, coarse)
         if best <= enough:
             return best, grid, 0.0
-        if _NEAR * about <= coarse <= about * ABOVE:
+        if max(_NEAR * about, lowest(about, order)) < coarse <= about * ABOVE:
             break
         about = coarse if coarse < math.inf else min(2 * about, renyi)
     while True:
@@ -156,7 +157,7 @@ def _refine(
             fine = solve(events, problem.direction, problem.delta, grid, aim)
         except UnsettledError:
             return best, grid, math.inf
-        moved = abs(coarse - fine) / max(fine, 1e-300)
+        moved = abs(coarse - fine) / max(fine, 1e-300) if fine < math.inf else math.inf
         best = min(best, fine)
         # What the grid costs falls with its square, so moving from a wider one may move epsilon by more.
         settled = moved < min(_SETTLED * ((before / grid) ** 2 - 1) / 3, _REFINED_ENOUGH)

@@ -12,6 +12,12 @@ from raptor.accounting.loss import Floats
 _LARGEST_EXPONENT = 600.0
 _FARTHEST = 250.0
 _SURE = 500.0
+_BLOCK = 300.0
+
+
+def lowest(about: float, order: float) -> float:
+    """The least epsilon that is found by weights of `order` where it was looked for at `about`."""
+    return max(0.0, about - _FARTHEST / order)
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class Composed:
             Far below `about` the weights overflow; when the answer lies there, a value there, a bound too.
             Infinity where there is no answer on the grid.
         """
-        least = max(0.0, about - _FARTHEST / (1 + self.order))
+        least = lowest(about, self.order)
         start = int(np.searchsorted(self.loss, least, side="right"))
         stop = int(np.searchsorted(self.loss, about + _SURE, side="right"))
         if start == self.loss.size:
@@ -56,9 +62,7 @@ class Composed:
         # What is this far above counts in full.
         sure = self.beyond + float(mass[size:].sum())
         loss, mass, unsure = self.loss[start:stop], mass[:size], unsure[:size]
-        growth = np.exp(loss - about)
-        with np.errstate(over="ignore"):
-            value = growth * np.cumsum((mass / growth)[::-1])[::-1]
+        value = self._discounted(mass)
         gained = -math.expm1(-self.grid) * value
         at = np.concatenate([np.cumsum(gained[::-1])[::-1][1:], [0.0]])
         less = relief * np.exp(np.minimum(loss, _LARGEST_EXPONENT)) if relief else np.zeros(size)
@@ -75,3 +79,15 @@ class Composed:
         missing = float((1 - base[first - 1]) / slope[first - 1]) if slope[first - 1] > 0 else 0.0
         solved = float(loss[first - 1]) + (math.log1p(-missing) if missing < 1 else 0.0)
         return max(least, min(solved, float(before[first])))
+
+    def _discounted(self, mass: Floats) -> Floats:
+        """Sum of mass * exp(point - loss) from each point on, in blocks short enough for the exponentials."""
+        length = max(1, int(_BLOCK / self.grid))
+        value = np.empty_like(mass)
+        carried = 0.0
+        for end in range(mass.size, 0, -length):
+            block = slice(max(0, end - length), end)
+            growth = np.exp(self.grid * (np.arange(block.start, end) - end))
+            value[block] = growth * (np.cumsum((mass[block] / growth)[::-1])[::-1] + carried)
+            carried = float(value[block.start])
+        return value
