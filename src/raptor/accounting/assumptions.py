@@ -49,7 +49,7 @@ NOISE = (
     "Every coordinate that is trained gets its noise in every release, also when no record was sampled and for "
     "experts that own no record."
 )
-RECORDS = "All releases are of the same records."
+RECORDS = "All releases of the training are of the same records."
 CODE = (
     "The code that ran, named below by commit and digest, is RAPTOR's. Its tests show, and not a run, that a record's "
     "owner expert follows from that record and public weights, so that one record moves the block of one expert, and "
@@ -70,8 +70,8 @@ TUNED = (
 )
 SEARCHED = (
     "The search is the declared one: no more runs on these records than it says, all with releases that cost no more "
-    "than these, and the run is chosen by nothing but what its ledger pays for or what is public. See the part on the "
-    "search for what its bound needs."
+    "than these, and the run is chosen by nothing but what its ledger pays for or what is public; what the bound for a "
+    "random number of runs needs besides is listed with the search."
 )
 FILES = (
     "Only what is labelled released leaves the machine: not the private data, the journals, unnoised results, or the "
@@ -109,10 +109,10 @@ def _isolation(ledger: Ledger) -> str | None:
     precisions = [
         name for name in first.precisions if all(gate and name in gate.precisions for gate in gates)
     ]
-    notes = "".join(f" {note}" for note in first.notes)
+    notes = "".join(f"; {note.rstrip('.')}" for note in first.notes)
     return (
         f"the isolation gate passed on synthetic records for the {' and '.join(first.groups)} parameters in "
-        f"{' and '.join(precisions)}.{notes}"
+        f"{' and '.join(precisions)}{notes}"
     )
 
 
@@ -123,7 +123,9 @@ def _samples(ledger: Ledger) -> str | None:
     coins = [f"{name}/coins" for name in _trained(ledger)]
     if not coins or not set(coins) <= set(ledger.end.keystreams):
         return None
-    return f"coins and noise came from {len(ledger.end.keystreams)} keystreams, each given out once"
+    text = f"coins and noise came from {len(ledger.end.keystreams)} keystreams, each given out once"
+    # A run that was killed goes on with its keystreams where they stood, or with new ones.
+    return text if len(ledger.starts) == 1 else f"{text} in each of the {len(ledger.starts)} processes"
 
 
 def _constants(ledger: Ledger) -> str | None:

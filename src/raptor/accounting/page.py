@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raptor.accounting.assumptions import CHECKED
+from raptor.accounting.facts import NO_COMMIT
+from raptor.accounting.words import round_down, round_up
 from raptor.errors import LedgerError
 
 NO_CODE = "not recorded by the run"
@@ -122,7 +124,8 @@ def _assumptions(items: Sequence[Mapping[str, str]]) -> str:
         )
         for item in items
     ]
-    return _table("Assumptions", ("mark", "assumption"), rows, is_plain=False)
+    note = "A check is what the run wrote into its ledger, before its releases or after them."
+    return _table("Assumptions", ("mark", "assumption"), rows, is_plain=False) + f"\n\n{note}"
 
 
 def _theorems(items: Sequence[Mapping[str, str]]) -> str:
@@ -136,8 +139,9 @@ def _audit(audit: Mapping[str, Any] | None) -> str:
     if audit is None:
         return "## Audit\n\nNo audit of this plan was there when the certificate was made."
     outcome = "passed" if audit["passed"] else "FAILED: it contradicts the claim"
+    found = round_down(audit["lower_bound"])
     return (
-        f"## Audit\n\n{outcome}: attacks on made-up records found an epsilon of at least {audit['lower_bound']:.4g} "
+        f"## Audit\n\n{outcome}: attacks on made-up records found an epsilon of at least {found} "
         f"({100 * audit['confidence']:g} % confidence), {_number(audit['claim'])} is proven for the same steps. "
         "An attack that finds less than the claim proves nothing. Digest of the results: "
         f"`{audit['digest']}`."
@@ -155,7 +159,8 @@ def _origin(certificate: Mapping[str, Any]) -> str:
     ]
     for code in certificate["code"]:
         state = {True: ", with changes that are not in it", False: "", None: ""}[code["modified"]]
-        rows.append(("code that ran", f"commit {_plain(code['commit'])}{state}; digest `{code['digest']}`"))
+        commit = (NO_COMMIT if code["commit"] == NO_COMMIT else f"commit {_plain(code['commit'])}") + state
+        rows.append(("code that ran", f"{commit}; digest `{code['digest']}`"))
     if not certificate["code"]:
         rows.append(("code that ran", NO_CODE))
     rows += [(f"version of {name}", _plain(value)) for name, value in certificate["versions"].items()]
@@ -186,4 +191,5 @@ def _plain(text: str) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.6g}"
+    """A bound, rounded up."""
+    return "none" if value is None else round_up(value, 6)

@@ -139,12 +139,20 @@ def _trained(ledger: Ledger) -> list[StreamTotal]:
     return [total for total in ledger.totals if not total.planned.is_reserved]
 
 
-def round_up(value: float) -> str:
-    """Four significant digits, rounded up."""
+def round_up(value: float, digits: int = 4) -> str:
+    """So many significant digits, rounded up: a bound that is shown must still be one."""
     if value == 0:
         return "0"
-    scale = 10.0 ** (3 - math.floor(math.log10(value)))
-    return f"{math.ceil(value * scale - 1e-6) / scale:.4g}"
+    scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
+    return f"{math.ceil(value * scale - 1e-6) / scale:.{digits}g}"
+
+
+def round_down(value: float, digits: int = 4) -> str:
+    """So many significant digits, rounded down: for a lower bound."""
+    if value <= 0:
+        return "0"
+    scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
+    return f"{math.floor(value * scale + 1e-6) / scale:.{digits}g}"
 
 
 def _factor(value: float) -> str:
