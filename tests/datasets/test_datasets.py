@@ -15,6 +15,7 @@ from raptor.datasets import (
     JSONDataset,
     JSONLinesDataset,
     PretrainedDirectory,
+    PrivateKey,
     ReleaseJournalStore,
     TextDataset,
 )
@@ -174,6 +175,20 @@ def test_journals_folder_is_made_on_load_and_never_saved(tmp_path: Path) -> None
     assert store.exists()
     with pytest.raises(DatasetError, match="while it runs"):
         store.save("anything")
+
+
+def test_a_key_is_made_once_and_closed_to_others(tmp_path: Path) -> None:
+    key = PrivateKey(filepath=str(tmp_path / "private" / "key"))
+    first = key.load()
+    assert len(first) == 32
+    assert key.load() == first
+    assert (tmp_path / "private" / "key").stat().st_mode & 0o777 == 0o600
+    assert PrivateKey(filepath=str(tmp_path / "other")).load() != first
+    (tmp_path / "private" / "key").write_bytes(first[:5])
+    with pytest.raises(DatasetError, match="does not hold a key"):
+        key.load()
+    with pytest.raises(DatasetError, match="never written"):
+        key.save("anything")
 
 
 def test_describe_shows_the_place_and_metadata_is_kept() -> None:

@@ -127,7 +127,7 @@ def test_how_often_checkpoints_are_made_may_change(world: World, whole: World) -
 def test_without_checkpoints_nothing_is_kept_and_nothing_resumed(world: World) -> None:
     for _ in range(2):
         _, words, _ = world.train(config=settings(checkpoint_every=0), until=5)
-        assert words == "A new private training begins."
+        assert "A new private training begins. No checkpoints are written" in words
     assert not (world.checkpoints / FILE).exists()
     assert len(list(world.journals.iterdir())) == 2
 

@@ -138,6 +138,14 @@ def test_the_draw_is_a_coin_a_record_from_the_system(monkeypatch: pytest.MonkeyP
     assert "default_rng" not in source
 
 
+def test_a_kept_key_draws_the_same_and_another_key_does_not() -> None:
+    drawn = draw_held_out(1000, 0.3, b"key")
+    assert (drawn == draw_held_out(1000, 0.3, b"key")).all()
+    assert (drawn[:999] == draw_held_out(999, 0.3, b"key")).all()
+    assert 200 < drawn.sum() < 400
+    assert (drawn != draw_held_out(1000, 0.3, b"other")).any()
+
+
 @given(st.floats(0, 1))
 def test_the_coin_is_as_biased_as_asked(fraction: float) -> None:
     heads = draw_held_out(4000, fraction).sum()

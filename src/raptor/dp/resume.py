@@ -21,6 +21,10 @@ from raptor.errors import CheckpointError, LedgerError, ReplayError
 
 Identify = Callable[[bytes], Mapping[str, Any]]
 SALT_BYTES = 32
+NO_CHECKPOINTS = (
+    "No checkpoints are written (training.checkpoint_every is 0): if it is killed it cannot be resumed, and what it "
+    "has released by then stays charged."
+)
 
 
 class PrivateRun:
@@ -88,7 +92,8 @@ class PrivateRun:
         # A random name: neither the data nor the time of the run can be read from it.
         journal = ReleaseJournal.create(journals / f"{secrets.token_hex(8)}.jsonl", plan.to_json())
         run = cls(store, journal, config, randomness, identity, salt)
-        return run, f"{given_up}A new private training begins."
+        lost = "" if config.checkpoint_every else f" {NO_CHECKPOINTS}"
+        return run, f"{given_up}A new private training begins.{lost}"
 
     @classmethod
     def _resume(
