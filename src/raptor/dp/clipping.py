@@ -14,6 +14,8 @@ from raptor.dp.gradients.taps import Tap
 # Norms are computed in float32 with relative errors up to about 2e-5, so the scaled norm aims a little lower
 # than C. The margin is a public constant.
 NORM_MARGIN = 2.0**-12
+# Squares below the smallest number of a type count as zero. As many of them as this cannot be overlooked.
+SQUARES = 2.0**50
 
 
 @dataclass
@@ -57,11 +59,16 @@ class ClippingRule:
         return Sensitivity(norm=self.norm, adjacency=self.adjacency, unit=self.unit)
 
     def factors(self, squared_norms: Tensor) -> Tensor:
-        """min(1, C / norm) for each record, (records,); 0 for a record whose gradient is not finite."""
+        """min(1, C / norm) for each record, (records,); 0 for a record whose gradient is not finite.
+
+        A norm counts for no less than what rounding to zero may hide, about 4e-12 in float32; a C so small that
+        the scaled gradients could not be held (1e-23 in float32) gives zeros.
+        """
         limit = self.norm * (1.0 - NORM_MARGIN)
-        factors = (
-            limit / squared_norms.clamp_min(0).sqrt().clamp_min(torch.finfo(squared_norms.dtype).tiny)
-        ).clamp(max=1.0)
+        hidden = SQUARES * torch.finfo(squared_norms.dtype).tiny
+        if limit < hidden:
+            return torch.zeros_like(squared_norms)
+        factors = (limit / (squared_norms.clamp_min(0) + hidden).sqrt()).clamp(max=1.0)
         return torch.where(torch.isfinite(squared_norms), factors, torch.zeros_like(factors))
 
 

@@ -7,8 +7,8 @@ no loss, no norm, no gradient of a record.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
@@ -42,6 +42,18 @@ def freeze(model: nn.Module) -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
         parameter.grad = None
+
+
+@contextmanager
+def _exact_products(device: str) -> Iterator[None]:
+    """Products of float32 matrices in float32, whatever the caller allows: norms rest on them."""
+    allowed = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast(device, enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(allowed)
 
 
 class _TappedGradients:
@@ -91,7 +103,13 @@ class _TappedGradients:
             return total
         current = Pass(records, tokens, self._way, self._owners(batch))
         device = batch.input_ids.device.type
+        if torch.is_inference_mode_enabled():
+            raise ModelError("A gradient cannot be taken in torch.inference_mode; leave it before.")
+        for parameter in self._model.parameters():
+            # One that asks for a gradient again would be left with a sum that is not clipped.
+            parameter.requires_grad_(False)
         with ExitStack() as stack:
+            stack.enter_context(_exact_products(device))
             stack.callback(current.grams.clear)
             for norm in self._norms:
                 stack.callback(norm.close)
@@ -101,11 +119,19 @@ class _TappedGradients:
                 tap.open(current)
             cast = torch.autocast(device, self._autocast) if self._autocast is not None else nullcontext()
             with torch.enable_grad(), cast:
-                losses = self._loss(self._model, batch)
-                if losses.shape != (records,):
+                try:
+                    losses = self._loss(self._model, batch)
+                except IndexError:
+                    # Without the cause: torch tells the label of a record.
                     raise ModelError(
-                        f"The loss has the shape {tuple(losses.shape)} for {records} records. It must give one "
-                        "number for each record, from that record alone."
+                        "A record has a token or label that the model does not have. Tokenise and label the records "
+                        "for this model."
+                    ) from None
+                if losses.shape != (records,):
+                    # Without numbers: how many records were drawn is private.
+                    raise ModelError(
+                        "The loss is not one number for each record, from that record alone. A mean or sum over the "
+                        "batch couples records."
                     )
             for tap in self._taps:
                 tap.require_called()

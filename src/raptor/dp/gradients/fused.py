@@ -8,6 +8,7 @@ module qualifies by what it computes, not by its name.
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 
 import torch
@@ -58,14 +59,26 @@ def is_rms_norm(module: nn.Module) -> bool:
         return False
     if "forward" in vars(module) or weight.dtype != torch.float32:
         return False
+    if len(inspect.signature(module.forward).parameters) != 1:
+        # A gate, or whatever else a norm is given beside its input.
+        return False
     generator = torch.Generator().manual_seed(0)
-    values = torch.randn(3, 5, len(weight), generator=generator)
     trial = copy.deepcopy(module).to("cpu", torch.float32)
+    width = len(weight)
+    # From rows that are almost zero to large ones: where epsilon stands, or a branch, shows there alone.
+    scales = torch.logspace(-7, 7, 15)[:, None]
     with torch.no_grad():
-        trial.get_parameter("weight").copy_(torch.randn(len(weight), generator=generator))
-        found = trial(values)
-        expected = _RmsNorm.apply(values, trial.get_parameter("weight"), epsilon, None)  # type: ignore[no-untyped-call]
-    return isinstance(found, Tensor) and torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
+        trial.get_parameter("weight").copy_(torch.randn(width, generator=generator))
+        for shape in ((15, width), (3, 15, width), (2, 3, 15, width)):
+            values = torch.randn(shape, generator=generator) * scales
+            try:
+                found = trial.forward(values)
+            except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
+                return False
+            expected = _RmsNorm.apply(values, trial.get_parameter("weight"), epsilon, None)  # type: ignore[no-untyped-call]
+            if not isinstance(found, Tensor) or not torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
+                return False
+    return True
 
 
 class FusedRms:
@@ -82,6 +95,7 @@ class FusedRms:
         self._keeps = keeps
         self._kept: list[Tensor] = []
         self._epsilon = _epsilon(module) or 0.0
+        self._is_open = False
 
     @property
     def normalised(self) -> Tensor | None:
@@ -92,15 +106,20 @@ class FusedRms:
         return self._epsilon
 
     def open(self) -> None:
-        """Take the place of the module's forward."""
-        self._module.forward = self._forward
+        """Take the place of the module's forward, unless another library has done so since."""
+        self._is_open = "forward" not in vars(self._module)
+        if self._is_open:
+            self._module.forward = self._forward
 
     def close(self) -> None:
         """Give it back, and forget what was kept."""
-        self._module.__dict__.pop("forward", None)
+        if self._is_open:
+            self._module.__dict__.pop("forward", None)
+        self._is_open = False
         self._kept.clear()
 
-    def _forward(self, values: Tensor) -> Tensor:
+    def _forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
+        (values,) = (*inputs, *named.values())
         weight = self._module.get_parameter("weight").detach()
         if values.dtype != torch.float32 or weight.dtype != torch.float32:
             # Families differ in where other types are rounded to float32; the module keeps its own rules.

@@ -30,11 +30,18 @@ class Grams:
     """Inner products between the rows of each record, kept for layers that share their input (q, k and v)."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, torch.Size, int], tuple[Tensor, Tensor]] = {}
+        self._kept: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
 
     def of(self, activations: Tensor) -> Tensor:
         """(records, rows, rows) from (records, rows, width); the same tensor is multiplied once."""
-        key = (activations.data_ptr(), activations.shape, activations._version)
+        # A transposed square matrix has address and shape of the matrix, and only other strides.
+        key = (
+            activations.data_ptr(),
+            activations.shape,
+            activations.stride(),
+            activations.dtype,
+            activations._version,
+        )
         if key not in self._kept:
             values = _upcast(activations)
             # The activations are kept with the result, so that no other tensor can take their address.
@@ -94,8 +101,11 @@ def linear_squared_norms(
     ghost = _is_ghost(way, rows, inputs, gradients.shape[2])
     if valid is not None and not (ghost and rows > 1):
         gradients = torch.where(valid[..., None], gradients, gradients.new_zeros(()))
+    # A product below the smallest number counts as zero, and what multiplies it may be large.
+    tiny = torch.finfo(gradients.dtype).tiny
     if rows == 1 and way != "direct":
-        return _upcast(activations).square().sum(dim=(1, 2)) * gradients.square().sum(dim=(1, 2))
+        left = _upcast(activations).square().sum(dim=(1, 2)) + inputs * tiny
+        return left * (gradients.square().sum(dim=(1, 2)) + gradients.shape[2] * tiny)
     if ghost:
         left = (grams or Grams()).of(activations)
         right = torch.bmm(gradients, gradients.transpose(1, 2))
@@ -105,8 +115,12 @@ def linear_squared_norms(
         norms = (left * right).sum(dim=(1, 2))
         # Where rows cancel, rounding may leave anything, even a negative number, and a record that looks small is
         # not clipped. The error is below eps (sum_t |a_t| |g_t|)^2, so with that added no norm is too small.
-        lengths = (left.diagonal(dim1=1, dim2=2) * right.diagonal(dim1=1, dim2=2)).sqrt().sum(dim=1)
-        return norms + torch.finfo(norms.dtype).eps * lengths.square()
+        left, right = left.diagonal(dim1=1, dim2=2), right.diagonal(dim1=1, dim2=2)
+        lengths = (left * right).sqrt().sum(dim=1)
+        lost_left, lost_right = inputs * tiny, gradients.shape[2] * tiny
+        lost = lost_right * (left + lost_left).sqrt().sum(dim=1).square()
+        lost = lost + lost_left * (right + lost_right).sqrt().sum(dim=1).square()
+        return norms + torch.finfo(norms.dtype).eps * lengths.square() + 4 * lost
     single = torch.bmm(gradients.transpose(1, 2), _upcast(activations)).reshape(records, 1, -1)
     return torch.bmm(single, single.transpose(1, 2)).view(records)
 

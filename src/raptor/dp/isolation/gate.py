@@ -14,7 +14,7 @@ from raptor.dp.gradients.losses import RecordLoss, classification_loss
 from raptor.dp.isolation.engines import EngineChecks
 from raptor.dp.isolation.losses import check_capacity, check_losses
 from raptor.dp.isolation.specs import EngineSpec, refusal
-from raptor.dp.isolation.structure import active_dropout, check_structure
+from raptor.dp.isolation.structure import Attributes, active_dropout, check_structure
 from raptor.dp.isolation.subject import Subject
 from raptor.dp.isolation.synthetic import generator, routings, synthetic_batch
 
@@ -63,11 +63,12 @@ def check_isolation(
         result is public. Shown, on these records: a record's loss and clipped gradient are the same alone, in any
         order and company, among copies, with more padding, and with experts that take one token; leaving one
         record out moves the sum of a group by at most C; an engine's sum is that of plain autograd on single
-        records, so that norm and gradient belong together; no pass changes a buffer or a parameter or leaves
-        a gradient. Not shown: that it is so for every record (a module that couples records only where a rare
-        value occurs), or beyond 256 records; and with more than `COPY_LIMIT` parameters only couplings above the
-        tolerance of the model's own type. Parameters that are zero altogether (a new head) are given
-        small values for the checks, as nothing below them would have a gradient.
+        records, so that norm and gradient belong together; no pass changes a buffer, a parameter or a number or
+        tensor in an attribute of a module, or leaves a gradient. Not shown: that it is so for every record (a
+        module that couples records only where a rare value occurs), or beyond 256 records; and with more than
+        `COPY_LIMIT` parameters only couplings above the tolerance of the model's own type. Parameters that are
+        zero altogether (a new head) are given small values for the checks, as nothing below them would have a
+        gradient.
 
     In the model's own type a norm may differ from that in float64 by 1e-2 with the same routing: norm and sum use
     the same kept values, so that a record's contribution is bounded by C all the same. A larger difference says
@@ -114,12 +115,14 @@ def check_isolation(
                 )
             )
         for subject in subjects:
+            attributes = Attributes(subject.model)
             try:
                 check_losses(subject)
                 check_capacity(subject)
                 for spec in specs:
                     norms.setdefault(spec.name, []).append(EngineChecks(subject, spec).run())
                 routes.append(routings(subject.model, subject.loss, subject.batch))
+                attributes.require_same()
             except FAILURES as error:
                 raise refusal(
                     "running the model",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +14,9 @@ from raptor.dp.isolation.specs import refusal
 from raptor.moe.roles import Role, parameter_roles
 
 COEFFICIENTS = ("router_aux_loss_coef", "router_z_loss_coef", "aux_loss_alpha")
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+# What every module has; buffers and parameters are looked at by `State`.
+OWN = frozenset(vars(nn.Module()))
 
 
 def check_structure(model: nn.Module) -> None:
@@ -38,11 +43,13 @@ def check_router(model: nn.Module, group: str, parameters: Sequence[str]) -> Non
 
 
 def active_dropout(model: nn.Module) -> list[nn.modules.dropout._DropoutNd]:
-    """Dropout modules that act in the present mode."""
+    """Dropout modules of torch that act in the present mode; a derived one may do something else with its share."""
+    own = {kind.forward for kind in DROPOUTS}
     return [
         module
         for module in model.modules()
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0
+        if type(module).forward in own
     ]
 
 
@@ -82,6 +89,52 @@ class State:
                 f"{', '.join(left[:3])}.",
                 "Only the noisy release may set a gradient; freeze the model before the pass and after it.",
             )
+
+
+class Attributes:
+    """Numbers, tensors and collections of them in plain attributes of a model's modules, at one time."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._found = self._read()
+
+    def _read(self) -> dict[str, object]:
+        return {
+            f"{name}.{attribute}".lstrip("."): _description(value)
+            for name, module in self._model.named_modules()
+            for attribute, value in vars(module).items()
+            if attribute not in OWN
+        }
+
+    def require_same(self) -> None:
+        """Raises ModelError when passes have changed one: it may act on later records without noise."""
+        found = self._read()
+        changed = sorted(
+            name for name in found.keys() | self._found.keys() if found.get(name) != self._found.get(name)
+        )
+        if changed:
+            raise refusal(
+                "memory of modules",
+                f"passes over records change the attributes {', '.join(changed[:3])}, which may act on later records "
+                "without noise.",
+                "Switch off what is kept there (caches, counters, running statistics), or use another model.",
+            )
+
+
+def _description(value: object, depth: int = 4) -> object:
+    if isinstance(value, Tensor):
+        data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        return str(value.dtype), tuple(value.shape), hashlib.sha256(data).digest()
+    if isinstance(value, int | float | str | bytes):
+        return repr(value)
+    if depth and isinstance(value, Mapping):
+        return [(repr(key), _description(item, depth - 1)) for key, item in value.items()]
+    if depth and isinstance(value, list | tuple | deque):
+        return [_description(item, depth - 1) for item in value]
+    if isinstance(value, list | tuple | deque | Mapping | set | frozenset):
+        return len(value)
+    # Nothing is said of other objects; a type of numbers is one that routers note down.
+    return None
 
 
 def _mark(value: Tensor) -> tuple[int, int, float]:

@@ -76,6 +76,12 @@ class ExpertsTap(Tap):
         self._ends_here = False
 
     def _attach(self) -> None:
+        present = {id(parameter) for parameter in self._bank.module.parameters()}
+        if any(id(tensor) not in present for stack in self._bank.stacks for tensor in stack.tensors):
+            raise ModelError(
+                f"The parameters of the experts of {self.parameters[0]} were replaced after the engine was made, so "
+                "that it would use the old ones. Make a new engine for the model as it is now."
+            )
         self._bank.module.forward = self._forward
 
     def close(self) -> None:
