@@ -217,3 +217,10 @@ def make_project(
     if audit is not None:
         project.audit.write_text(json.dumps(audit))
     return project
+
+
+def make_whole(root: Path, **changes: Any) -> Project:
+    """A finished run that says what it checked, was audited, and belongs to a search."""
+    plan = make_plan(search={"runs": 5, "selection": "logarithmic"})
+    given = {"start": start_facts(), "end": end_facts(), "audit": audit_results(plan), **changes}
+    return make_project(root, plan, **given)

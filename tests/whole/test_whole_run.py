@@ -34,6 +34,7 @@ OUTPUTS = [
     "08_reporting/routing_profile.json",
     "08_reporting/evaluation_metrics.json",
     "08_reporting/privacy_certificate.json",
+    "08_reporting/privacy_certificate.md",
     "08_reporting/report.html",
 ]
 
