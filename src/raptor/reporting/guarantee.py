@@ -119,7 +119,11 @@ def _search(search: Mapping[str, Any] | None) -> str:
     if search is None:
         return ""
     runs = f"{search['runs']:,} runs on these records"
-    which = f"one of {runs}" if search["selection"] == "naive" else f"the best of a random number of runs, about {runs}"
+    which = (
+        f"one of {runs}"
+        if search["selection"] == "naive"
+        else f"the best of a random number of runs, about {runs}"
+    )
     return (
         f"This run is {which}. The figures here are those of one run; for the whole search epsilon is at most "
         f"{round_up(float(search['epsilon']))}, on conditions that the certificate states."
