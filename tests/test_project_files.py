@@ -36,7 +36,9 @@ def test_locks_pin_everything_and_agree(repository: Path) -> None:
     assert {normalised(name) for name in project["optional-dependencies"]["dev"]} <= developed
 
 
-@pytest.mark.parametrize("target", ["run", "test", "test-fast", "test-exhaustive", "lint", "viz", "ui", "help", "lock"])
+@pytest.mark.parametrize(
+    "target", ["run", "test", "test-fast", "test-exhaustive", "lint", "viz", "ui", "help", "lock"]
+)
 def test_make_knows_its_targets(repository: Path, target: str) -> None:
     done = subprocess.run(
         ["make", "-n", target], cwd=repository, env=OWN_MAKE, capture_output=True, text=True, check=False

@@ -26,7 +26,8 @@ MAIN_ROLES = ("shared", "expert", "monolithic")
 # One of each form: a module for each expert, fused tensors, and shared experts beside them. The others are slow.
 QUICK_FAMILIES = ("switch_transformers", "olmoe", "deepseek_v2")
 EVERY_FAMILY = [
-    name if name in QUICK_FAMILIES else pytest.param(name, marks=pytest.mark.exhaustive) for name in FAMILY_NAMES
+    name if name in QUICK_FAMILIES else pytest.param(name, marks=pytest.mark.exhaustive)
+    for name in FAMILY_NAMES
 ]
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 

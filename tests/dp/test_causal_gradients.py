@@ -14,7 +14,8 @@ from tests.families import CONFIGS, family_language_model
 
 FAMILIES_HERE = tuple(CONFIGS)
 EVERY_FAMILY_HERE = [
-    name if name in QUICK_FAMILIES else pytest.param(name, marks=pytest.mark.exhaustive) for name in FAMILIES_HERE
+    name if name in QUICK_FAMILIES else pytest.param(name, marks=pytest.mark.exhaustive)
+    for name in FAMILIES_HERE
 ]
 
 
