@@ -19,6 +19,8 @@ from raptor.dp.config import TrainingConfig
 from raptor.dp.records import EncodedRecords
 
 RECORDS = "the private records"
+PLAN = "privacy plan: "
+SHOWN = 6
 # These change neither gradients nor noise.
 _FREE = frozenset({"resume", "checkpoint_every"})
 _CODE = ("accounting", "dp", "moe")
@@ -42,7 +44,7 @@ def run_identity(
     package = Path(raptor.__file__).parent
     code = "".join(source_digest(package / part) for part in _CODE)
     return {
-        **dict(_flat(plan.to_json(), "privacy plan: ")),
+        **dict(_flat(plan.to_json(), PLAN)),
         **dict(_flat(config.model_dump(mode="json", exclude=set(_FREE)), "training.")),
         "the base model": model_digest(base_model),
         RECORDS: _fingerprint(records, salt),
@@ -56,9 +58,10 @@ def run_identity(
 
 
 def differences(kept: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
-    """What is not the same, in words; values are shown where they are short and public."""
+    """What is not the same, in words, at most `SHOWN` of it; values are shown where they are short and public."""
     found = []
-    for name in sorted({*kept, *present}):
+    # What is in the plan follows from parameters and records, so it comes last.
+    for name in sorted({*kept, *present}, key=lambda name: (name.startswith(PLAN), name)):
         before, now = kept.get(name), present.get(name)
         if before == now:
             continue
@@ -66,7 +69,7 @@ def differences(kept: Mapping[str, Any], present: Mapping[str, Any]) -> list[str
             isinstance(value, str) and len(value) == 64 for value in (before, now)
         )
         found.append(f"{name} changed" if digest else f"{name} was {before}, is {now}")
-    return found
+    return found if len(found) <= SHOWN else [*found[:SHOWN], f"and {len(found) - SHOWN} more"]
 
 
 def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
