@@ -26,6 +26,8 @@ _TWICE = 1e-5
 _OUTWEIGHED = 1e-5
 # Log of the weighted mass below the grid that may be rounded up to its first point.
 _LIFTED = 14.0
+# The least order, over the largest loss of one step.
+_FLAT = 0.01
 # Events that stand for all in guesses.
 _SKETCH = 80
 _SCALES = 20
@@ -117,10 +119,10 @@ class Problem:
             steepest = (
                 max(300.0, -2 * math.log(self.delta), 20 * math.sqrt(self.count) * (about > 100)) / about
             )
-            order, before = (
-                min(saddle_order(self.sketch, self.direction, about, order, rough), steepest),
-                order,
-            )
+            # Below the mean of the losses it would be negative; a weight that is hardly one does as well there.
+            flattest = _FLAT / float(rough.highest.max())
+            found = saddle_order(self.sketch, self.direction, about, order, rough)
+            before, order = order, min(max(found, flattest), steepest)
             if order <= 1.5 * before:
                 break
         return Aim(about, order, self.limits(floor, ceiling), self.sketch, rough)

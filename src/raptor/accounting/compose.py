@@ -40,7 +40,7 @@ class Figure:
     Attributes:
         epsilon: the bound; where it has not settled, never above `renyi`.
         grid: width of the last grid; for a single step, which needs none, the one to compare others on.
-        moved: relative change of epsilon in the last halving of the grid.
+        moved: change of epsilon in the last halving of the grid, relative to epsilon, or to delta where that is larger.
         renyi: bound by Renyi divergences alone.
         settled: whether `moved` is small enough to call the figure tight.
     """
@@ -157,7 +157,8 @@ def _refine(
             fine = solve(events, problem.direction, problem.delta, grid, aim)
         except UnsettledError:
             return best, grid, math.inf
-        moved = abs(coarse - fine) / max(fine, 1e-300) if fine < math.inf else math.inf
+        # delta rises by at most as much as epsilon falls, so less than a part of delta is as good as nothing.
+        moved = abs(coarse - fine) / max(fine, problem.delta) if fine < math.inf else math.inf
         best = min(best, fine)
         # What the grid costs falls with its square, so moving from a wider one may move epsilon by more.
         settled = moved < min(_SETTLED * ((before / grid) ** 2 - 1) / 3, _REFINED_ENOUGH)

@@ -49,7 +49,7 @@ def reach(
     def bound(extra: float) -> float:
         return (log_moment(events, direction, order + side * extra, kept) - here + _REACH) / extra
 
-    extra, value = least_of(bound, start=order / 4 + _scale(events) / 8, tolerance=0.2, doublings=4)
+    extra, value = least_of(bound, start=order / 4 + _scale(events) / 8, tolerance=0.2, doublings=16)
     return side * value, order + side * extra
 
 
