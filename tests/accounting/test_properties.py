@@ -10,7 +10,7 @@ from raptor.accounting.accountant import epsilon
 from raptor.accounting.calibration import calibrate, split_sum
 from raptor.accounting.types import Adjacency, Event, EventShape
 
-# Figures are upper bounds within 1e-4 of the truth, or of delta where that is larger, so two of them compare up to that.
+# Figures are upper bounds within 1e-4 of the truth, or of delta where that is larger: two of them compare up to it.
 SLACK = 1.5e-4
 LARGEST_DELTA = 1e-3
 quick = settings(max_examples=15, deadline=None)

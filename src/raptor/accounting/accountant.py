@@ -128,7 +128,8 @@ def _confirmed(
         note = f"dp-accounting would need {points:.0f} points for these events: not asked"
         return figure.epsilon, OWN, note
     theirs = library_epsilon(events, delta, adjacency, grid)
-    if abs(theirs - figure.epsilon) > _AGREEMENT * max(theirs, figure.epsilon) + 1e-9:
+    # Next to epsilon 0 both are only as sharp as delta makes them: it rises by at most what epsilon falls.
+    if abs(theirs - figure.epsilon) > _AGREEMENT * max(theirs, figure.epsilon, delta) + 1e-9:
         raise BudgetError(
             f"the accountants disagree: epsilon is {theirs} by dp-accounting and {figure.epsilon} by our own "
             f"transform, both on a grid of {grid}; report these events: {list(events)}"
