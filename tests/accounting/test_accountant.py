@@ -123,6 +123,14 @@ def test_tiny_delta_stays_above_the_truth(delta, truth) -> None:
     assert "dp-accounting" not in found.library
 
 
+def test_rounding_of_the_transform_is_counted(monkeypatch) -> None:
+    """A machine that rounds more coarsely must claim more."""
+    event = Event(0.01, 1.0, 1000)
+    before = epsilon([event], 1e-6, ADD, confirm=False).epsilon
+    monkeypatch.setattr("raptor.accounting.transform._UNIT_ROUNDOFF", 1e-9)
+    assert epsilon([event], 1e-6, ADD, confirm=False).epsilon > 1.001 * before
+
+
 @pytest.mark.parametrize("delta", [1e-20, 1e-50, 1e-200])
 def test_absurdly_small_delta_gives_a_finite_bound_below_renyi(delta) -> None:
     found = epsilon([Event(0.01, 1.0, 1000)], delta, ADD)

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from raptor.accounting import calibration
 from raptor.accounting.accountant import epsilon
 from raptor.accounting.calibration import calibrate, calibrate_split, split_sum
 from raptor.accounting.types import Adjacency, Event, EventShape
@@ -91,6 +92,13 @@ def test_fixed_events_are_charged() -> None:
     beside = calibrate([EventShape(Q, 100)], 3.0, DELTA, ADD, fixed=reserved, confirm=False)
     assert beside.factor > alone.factor
     assert epsilon([Event(Q, beside.factor, 100), *reserved], DELTA, ADD, confirm=False).epsilon <= 3.0
+
+
+def test_a_search_that_ends_above_the_budget_is_corrected(monkeypatch) -> None:
+    search = calibration._search
+    monkeypatch.setattr(calibration, "_search", lambda *given: search(*given) * (1 - 1.5e-4))
+    found = calibrate([EventShape(Q, 100)], 3.0, DELTA, ADD, confirm=False)
+    assert 3.0 * (1 - 1e-4) <= found.epsilon <= 3.0
 
 
 def test_replace_one_needs_more_noise() -> None:

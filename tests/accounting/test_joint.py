@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raptor.accounting.accountant import epsilon
+from raptor.accounting.compose import renyi_epsilon
 from raptor.accounting.joint import (
     Step,
     epsilon_of_owners,
@@ -108,6 +109,14 @@ def test_fixed_owners_never_cost_more_than_moving_ones(multipliers, rate) -> Non
     assert fixed.epsilon <= moving * (1 + SLACK) + SLACK * 1e-6
     assert fixed.epsilon == max(cost(events, 1e-6) for events in sequences)
     assert fixed.epsilon == cost(sequences[fixed.owner], 1e-6)
+
+
+def test_an_owner_of_the_second_largest_renyi_bound_may_be_the_worst() -> None:
+    rare, gaussian = [Event(0.001, 0.5, 20)], [Event(1.0, 2.0, 1)]
+    assert renyi_epsilon(rare, 1e-5, ADD) > renyi_epsilon(gaussian, 1e-5, ADD)
+    found = epsilon_of_owners([rare, gaussian], 1e-5, ADD, confirm=False)
+    assert (found.epsilon, found.owner) == (cost(gaussian, 1e-5), 1)
+    assert found.epsilon > cost(rare, 1e-5)
 
 
 def test_equal_owners_cost_as_much_as_one() -> None:

@@ -52,6 +52,11 @@ def test_an_incomplete_run_says_so_and_charges_what_was_spent() -> None:
     assert [total.charged for total in ledger.totals] == [2, 1, 2]
 
 
+@pytest.mark.parametrize("steps", [{"shared": 2, "expert": 3}, {"shared": 3, "expert": 2}])
+def test_a_run_that_lacks_one_step_is_incomplete(steps) -> None:
+    assert read_ledger(composed(steps=steps)).status == "incomplete"
+
+
 def test_nothing_released_is_a_ledger_too() -> None:
     plan = make_plan()
     ledger = read_ledger(compose_ledger(plan, []))

@@ -65,14 +65,15 @@ def test_both_ways_to_a_linear_norm_agree(records, rows, inputs, outputs, seed) 
     torch.testing.assert_close(kernels.linear_squared_norms(a, g), direct)
 
 
+@pytest.mark.parametrize("way", ["auto", "ghost", "direct"])
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(0, 999))
-def test_segments_of_any_length(lengths, seed) -> None:
+@given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=8), seed=st.integers(0, 999))
+def test_segments_of_any_length(way, lengths, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
     record = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     a = torch.randn(len(record), 5, dtype=torch.float64, generator=generator)
     g = torch.randn(len(record), 4, dtype=torch.float64, generator=generator)
-    found = kernels.Segments(record, len(lengths)).squared_norms(a, g)
+    found = kernels.Segments(record, len(lengths)).squared_norms(a, g, way)
     for i in range(len(lengths)):
         expected = (g[record == i].t() @ a[record == i]).square().sum()
         torch.testing.assert_close(found[i], expected)

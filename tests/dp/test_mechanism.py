@@ -252,6 +252,17 @@ def test_streams_sample_independently() -> None:
     assert abs(float(correlation)) < 5 / math.sqrt(400 * RECORDS)
 
 
+def test_coins_and_noise_of_all_streams_have_keystreams_of_their_own() -> None:
+    """Coins from the bits of the noise would tie the sample to it; noise of two streams could be subtracted."""
+    model = tiny_classifier()
+    trainer = Trainer(model, make_records(model), make_plan(), settings(), RandomSource.seeded(5), Sink())
+    shared, expert = trainer._schedule("raptor")
+    assert sorted(trainer.keystreams) == ["expert/coins", "expert/noise", "shared/coins", "shared/noise"]
+    streams = [stream for step in (shared, expert) for stream in (step._sampler.coins, step._mechanism.noise)]
+    drawn = torch.cat([stream.normals((500,)) for stream in streams])
+    assert len(drawn.unique()) == len(drawn)
+
+
 def test_the_router_stays_as_it_is() -> None:
     model = tiny_classifier()
     routers = {n: v.clone() for n, v in model.named_parameters() if ".router." in n}

@@ -95,6 +95,20 @@ def test_a_finite_loss_with_a_gradient_that_is_not(family: str, role: str) -> No
     assert_only_the_first_is_zero(engine_for(model, role, loss=loss), batch)
 
 
+@pytest.mark.parametrize("role", ROLES)
+def test_a_loss_that_is_not_finite_counts_though_its_gradient_is(role: str) -> None:
+    model = family_classifier("olmoe")
+    batch = marked_batch(model, role)
+
+    def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+        losses = classification_loss(model, batch)
+        return losses + torch.zeros_like(losses).masked_fill(
+            batch.input_ids[:, 0] == BROKEN_TOKEN, float("inf")
+        )
+
+    assert_only_the_first_is_zero(engine_for(model, role, loss=loss), batch)
+
+
 def break_expert(bank: ExpertBank, expert: int) -> None:
     with torch.no_grad():
         for stack in bank.stacks:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ import torch
 from raptor.accounting.chain import read_torn, seal
 from raptor.accounting.journal import ReleaseJournal
 from raptor.accounting.ledger import compose_ledger, read_ledger
+from raptor.dp import checkpoints
 from raptor.dp.checkpoints import FILE, CheckpointStore
 from raptor.dp.config import LoRAConfig
 from raptor.dp.identity import differences, run_identity
@@ -144,6 +147,51 @@ def test_the_checkpoint_is_closed_to_others_and_deleted_at_the_end(world: World)
         assert not store.file.exists()
 
 
+def test_a_checkpoint_is_on_the_disk_before_it_takes_the_place_of_another(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.train(until=5)
+    with CheckpointStore(world.checkpoints) as store:
+        found, old = store.load(), store.file.read_bytes()
+        assert found is not None
+        order: list[str] = []
+        sync, write, replace = os.fsync, checkpoints.save_file, Path.replace
+
+        def synced(descriptor: int) -> None:
+            sync(descriptor)
+            order.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+
+        def written(*given: Any) -> None:
+            write(*given)
+            order.append("written")
+            assert store.file.read_bytes() == old
+
+        def replaced(place: Path, target: Path) -> Path:
+            order.append("replaced")
+            return replace(place, target)
+
+        monkeypatch.setattr(checkpoints.os, "fsync", synced)
+        monkeypatch.setattr(checkpoints, "save_file", written)
+        monkeypatch.setattr(Path, "replace", replaced)
+        store.save(dataclasses.replace(found, length=found.length - 1))
+        assert order == ["written", "file", "replaced", "folder"]
+
+
+def test_a_disk_that_refuses_leaves_the_old_checkpoint(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.train(until=5)
+    with CheckpointStore(world.checkpoints) as store:
+        found, old = store.load(), store.file.read_bytes()
+        assert found is not None
+
+        def refuse(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(checkpoints, "save_file", refuse)
+        with pytest.raises(CheckpointError, match="No space left"):
+            store.save(found)
+        assert store.file.read_bytes() == old
+
+
 def test_two_processes_at_once_are_refused(world: World) -> None:
     with (
         CheckpointStore(world.checkpoints),
@@ -188,6 +236,19 @@ def test_a_journal_that_was_set_back_is_refused(world: World) -> None:
     world.train(until=5)
     lines = world.journal().read_bytes().splitlines(keepends=True)
     world.journal().write_bytes(b"".join(lines[:3]))
+    with pytest.raises(CheckpointError, match="not the journal that belongs to the checkpoint"):
+        world.train()
+
+
+def test_a_journal_of_other_releases_is_refused(world: World) -> None:
+    world.train(until=5)
+    forged: list[dict] = []
+    for line in read_torn(world.journal())[0]:
+        data = {**line["data"], **({"dimension": 7} if line["kind"] == "release" else {})}
+        forged.append(
+            seal(len(forged), line["kind"], data, forged[-1]["hash"] if forged else line["previous"])
+        )
+    world.journal().write_text("".join(f"{json.dumps(line)}\n" for line in forged))
     with pytest.raises(CheckpointError, match="not the journal that belongs to the checkpoint"):
         world.train()
 

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from raptor.dp.sampling import PoissonSampler
-from raptor.dp.streams import RandomSource
+from raptor.dp.streams import BLOCK, RandomSource
 from raptor.errors import ParameterError
 
 
@@ -18,10 +18,11 @@ def test_normals_are_standard_normal() -> None:
     drawn = RandomSource.seeded(1).stream("noise").normals((200_000,)).numpy()
     assert stats.kstest(drawn, "norm").pvalue > 1e-3
     assert abs(drawn.var() - 1) < 0.02
-    # The two halves of Box-Muller must not be tied to each other.
-    half = len(drawn) // 2
-    assert abs(np.corrcoef(drawn[:half], drawn[half:])[0, 1]) < 4 / math.sqrt(half)
-    assert abs(np.corrcoef(drawn[:half] ** 2, drawn[half:] ** 2)[0, 1]) < 4 / math.sqrt(half)
+    # The two halves of Box-Muller, which are those of each block, must not be tied to each other.
+    whole = drawn[: len(drawn) // BLOCK * BLOCK].reshape(-1, 2, BLOCK // 2)
+    first, second = whole[:, 0].ravel(), whole[:, 1].ravel()
+    assert abs(np.corrcoef(first, second)[0, 1]) < 4 / math.sqrt(len(first))
+    assert abs(np.corrcoef(first**2, second**2)[0, 1]) < 4 / math.sqrt(len(first))
 
 
 def test_tails_reach_beyond_a_float32_generator() -> None:
@@ -60,6 +61,39 @@ def test_samples_are_binomial_and_records_independent() -> None:
     assert abs(sizes.var() - 6.4) < 0.8
     correlation = np.corrcoef(draws.T) - np.eye(40)
     assert np.abs(correlation).max() < 5 / math.sqrt(5000)
+
+
+def test_coins_are_exact_to_the_last_bit(monkeypatch) -> None:
+    """A rate in float32 would move the threshold by up to 2^-24 of itself."""
+    threshold = math.floor(0.1 * 2**64)
+    stream = RandomSource.seeded(4).stream("coins")
+    words = np.array([0, threshold - 1, threshold, 2**64 - 1], dtype=np.uint64)
+    monkeypatch.setattr(stream, "_words", lambda _count: words)
+    assert stream.coins(4, 0.1).tolist() == [True, True, False, False]
+
+
+def test_the_tail_reaches_twelve_deviations(monkeypatch) -> None:
+    """All bits zero give the largest radius; one word of 53 bits would stop at 8.7."""
+    stream = RandomSource.seeded(4).stream("noise")
+    monkeypatch.setattr(stream, "_words", lambda count: np.zeros(count, dtype=np.uint64))
+    assert 12.0 < float(stream.normals((2,)).max()) < 12.5
+
+
+def test_an_empty_sample_stays_empty() -> None:
+    sampler = PoissonSampler(40, 1e-9, RandomSource.seeded(6).stream("coins"))
+    assert all(len(sampler.draw()) == 0 for _ in range(100))
+
+
+@pytest.mark.parametrize("used", [1, 2, 3, 1001])
+def test_a_stream_goes_on_where_another_stopped(used) -> None:
+    """A word is half of a block of the cipher, so positions lie at blocks and within them."""
+    first, second = (RandomSource.seeded(9).stream("coins") for _ in range(2))
+    first.coins(used, 0.5)
+    assert first.position == 8 * used
+    second.seek(first.position)
+    assert torch.equal(first.coins(500, 0.5), second.coins(500, 0.5))
+    assert torch.equal(first.normals((7,)), second.normals((7,)))
+    assert first.position == second.position
 
 
 def test_secure_sources_never_repeat() -> None:
