@@ -22,7 +22,7 @@ PIP_COMPILE = $(BIN)/pip-compile --quiet --strip-extras --allow-unsafe --no-head
 # A local build of a package, such as torch for the CPU, satisfies a pin without its suffix.
 UNLOCAL = sed -i -E 's/^([A-Za-z0-9_.-]+==[^+ ]+)\+[A-Za-z0-9.]+/\1/'
 
-.PHONY: help run test test-fast test-exhaustive lint viz ui lock
+.PHONY: help run test test-fast test-exhaustive mutants lint viz ui lock
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1: /'
@@ -38,6 +38,9 @@ test-fast: $(DEV_STAMP)  ## the tests that take seconds
 
 test-exhaustive: $(DEV_STAMP)  ## what is too long for every change: whole grids, many repetitions, kills
 	$(BIN)/python -m pytest -n auto --dist worksteal -m exhaustive $(ARGS)
+
+mutants: $(DEV_STAMP)  ## plant faults one by one: the suite has to notice each; ARGS="--jobs 4" for more at a time
+	$(BIN)/python -m mutants $(ARGS)
 
 lint: $(DEV_STAMP)  ## ruff, mypy and the layers between packages
 	$(BIN)/ruff check .

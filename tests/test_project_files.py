@@ -37,7 +37,7 @@ def test_locks_pin_everything_and_agree(repository: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["run", "test", "test-fast", "test-exhaustive", "lint", "viz", "ui", "help", "lock"]
+    "target", ["run", "test", "test-fast", "test-exhaustive", "mutants", "lint", "viz", "ui", "help", "lock"]
 )
 def test_make_knows_its_targets(repository: Path, target: str) -> None:
     done = subprocess.run(
