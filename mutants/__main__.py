@@ -101,17 +101,23 @@ def _all(faults: Sequence[Fault], roots: Sequence[Path], quiet: bool) -> dict[st
             raise FaultError(
                 f"without a fault, {outcome.test or share} ends with {outcome.code}: {outcome.reason}"
             )
-    found: dict[str, Outcome] = {}
+    ended = list(_noted(faults, roots, quiet))
+    # A machine that is busy, or a process that has got stuck, is given a second chance.
+    slow = [fault for fault, outcome in ended if outcome.code == -signal.SIGALRM]
+    return {fault.name: outcome for fault, outcome in [*ended, *_noted(slow, roots, quiet)]}
+
+
+def _noted(faults: Sequence[Fault], roots: Sequence[Path], quiet: bool) -> Iterator[tuple[Fault, Outcome]]:
+    """Plant each fault, and say what became of it."""
     for fault, outcome in _parallel(faults, roots, _plant, _restore):
         if outcome.code not in (PASSED, FAILED) and outcome.code > 0:
             raise FaultError(
                 f"{fault.name}: pytest ends with {outcome.code}, {outcome.test} {outcome.reason}"
             )
-        found[fault.name] = outcome
         if not quiet:
             end = outcome.test if outcome.code == FAILED else "NOT CAUGHT"
             print(f"{fault.name}: {end}, {outcome.seconds:.1f} s\n    {outcome.reason[:110]}", flush=True)
-    return found
+        yield fault, outcome
 
 
 def _plant(fault: Fault, root: Path) -> Child:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
@@ -32,7 +33,7 @@ LIBRARIES = (
 )
 PROJECT = ("raptor", "tests")
 PASSED, FAILED = 0, 1
-LIMIT_S = 180
+LIMIT_S = 90
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,9 @@ class Child:
         seconds = time.monotonic() - self.started
         code = os.waitstatus_to_exitcode(status)
         if code == -signal.SIGALRM:
-            return Outcome(code, reason=f"not done after {LIMIT_S} s", seconds=seconds)
+            where = (self.answer.parent / "stopped.txt").read_text().splitlines()
+            reason = " ".join([f"not done after {LIMIT_S} s", *(line.strip() for line in where[1:4])])
+            return Outcome(code, reason=reason, seconds=seconds)
         if not self.answer.is_file():
             return Outcome(code or 3, reason="the process ended without an answer", seconds=seconds)
         return Outcome(**{**json.loads(self.answer.read_text()), "seconds": seconds})
@@ -125,6 +128,8 @@ class Child:
 
 def _run(root: Path, tests: Sequence[str], stop_first: bool, answer: Path) -> int:
     signal.alarm(LIMIT_S)
+    place = (root / "stopped.txt").open("w")
+    faulthandler.dump_traceback_later(LIMIT_S - 5, file=place)
     os.chdir(root)
     paths = [str(root / "src"), str(root)]
     # The place of this package has to go: it has tests of the same names.
@@ -132,7 +137,9 @@ def _run(root: Path, tests: Sequence[str], stop_first: bool, answer: Path) -> in
     sys.path[:] = paths + [path for path in sys.path if path not in here]
     # Some tests start processes of their own.
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    with (root / "output.txt").open("w") as output:
+    # A process in the background that touches its terminal is stopped, as readline would on import.
+    with (root / "output.txt").open("w") as output, Path(os.devnull).open() as nothing:
+        os.dup2(nothing.fileno(), 0)
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     import pytest
