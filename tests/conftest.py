@@ -9,11 +9,9 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
-
-@pytest.fixture(scope="session", autouse=True)
-def _few_threads() -> None:
-    """One thread a process: tests run side by side, and thread counts must not change results."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+# One thread a process: tests run side by side, and threads that wait for each other take several times as long.
+# Here, before anything imports torch, which reads it once.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
