@@ -47,7 +47,7 @@ class Curve(Protocol):
 class GaussianCurve:
     """Telling N(0, 1) from N(mu, 1): one release without sampling has mu = 1 / noise multiplier.
 
-    "Gaussian Differential Privacy" (arXiv 1905.02383), definition 2.6.
+    "Gaussian Differential Privacy" (arXiv 1905.02383).
     """
 
     mu: float
@@ -68,9 +68,9 @@ class LedgerCurve:
     """The curve that a ledger of Poisson-subsampled Gaussian sums promises, in the worse direction everywhere.
 
     Made from the privacy profile delta(epsilon) of the composed losses: the curve is the largest convex function
-    that all its (epsilon, delta) guarantees allow ("Gaussian Differential Privacy", arXiv 1905.02383, proposition
-    2.12). Losses are those of `raptor.accounting.loss`, which dominate the true ones, and only some of the
-    guarantees are used: both make the promise weaker, so a rejection of it is sound.
+    that all its (epsilon, delta) guarantees allow ("Gaussian Differential Privacy", arXiv 1905.02383). Losses are
+    those of `raptor.accounting.loss`, which dominate the true ones, and only some of the guarantees are used: both
+    make the promise weaker, so a rejection of it is sound.
     """
 
     def __init__(self, events: Sequence[Event], adjacency: Adjacency) -> None:

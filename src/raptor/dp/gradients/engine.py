@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from raptor.dp.clipping import ClippedSum, ClippingRule, clip_and_sum
 from raptor.dp.gradients.coverage import claim, claim_experts
 from raptor.dp.gradients.fused import FusedRms, is_rms_norm
-from raptor.dp.gradients.kernels import Way
+from raptor.dp.gradients.kernels import Way, accumulate
 from raptor.dp.gradients.losses import RecordLoss, classification_loss
 from raptor.dp.gradients.taps import Pass, Tap
-from raptor.dp.gradients.taps.base import accumulate
 from raptor.dp.records import Batch
 from raptor.errors import ModelError
 from raptor.moe.families import sparse_layer, sparse_layers

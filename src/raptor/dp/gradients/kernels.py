@@ -22,7 +22,8 @@ def _is_ghost(way: Way, rows: int, inputs: int, outputs: int) -> bool:
     return way == "ghost"
 
 
-def _upcast(value: Tensor) -> Tensor:
+def accumulate(value: Tensor) -> Tensor:
+    """In a type that sums and norms may be taken in: half precision becomes float32."""
     return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
 
 
@@ -43,7 +44,7 @@ class Grams:
             activations._version,
         )
         if key not in self._kept:
-            values = _upcast(activations)
+            values = accumulate(activations)
             # The activations are kept with the result, so that no other tensor can take their address.
             self._kept[key] = (activations, torch.bmm(values, values.transpose(1, 2)))
         return self._kept[key][1]
@@ -97,14 +98,14 @@ def linear_squared_norms(
         (records,), float32 or better.
     """
     records, rows, inputs = activations.shape
-    gradients = _upcast(gradients)
+    gradients = accumulate(gradients)
     ghost = _is_ghost(way, rows, inputs, gradients.shape[2])
     if valid is not None and not (ghost and rows > 1):
         gradients = torch.where(valid[..., None], gradients, gradients.new_zeros(()))
     # A product below the smallest number counts as zero, and what multiplies it may be large.
     tiny = torch.finfo(gradients.dtype).tiny
     if rows == 1 and way != "direct":
-        left = _upcast(activations).square().sum(dim=(1, 2)) + inputs * tiny
+        left = accumulate(activations).square().sum(dim=(1, 2)) + inputs * tiny
         return left * (gradients.square().sum(dim=(1, 2)) + gradients.shape[2] * tiny)
     if ghost:
         left = (grams or Grams()).of(activations)
@@ -121,7 +122,7 @@ def linear_squared_norms(
         lost = lost_right * (left + lost_left).sqrt().sum(dim=1).square()
         lost = lost + lost_left * (right + lost_right).sqrt().sum(dim=1).square()
         return norms + torch.finfo(norms.dtype).eps * lengths.square() + 4 * lost
-    single = torch.bmm(gradients.transpose(1, 2), _upcast(activations)).reshape(records, 1, -1)
+    single = torch.bmm(gradients.transpose(1, 2), accumulate(activations)).reshape(records, 1, -1)
     return torch.bmm(single, single.transpose(1, 2)).view(records)
 
 

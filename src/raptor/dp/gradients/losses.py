@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from raptor.dp.gradients.kernels import accumulate
 from raptor.dp.records import Batch
 
 RecordLoss = Callable[[nn.Module, Batch], Tensor]
@@ -18,9 +18,7 @@ IGNORED = -100
 def classification_loss(model: nn.Module, batch: Batch) -> Tensor:
     """(records,) cross-entropy of a model that gives logits (records, labels); labels (records,)."""
     logits: Tensor = model(batch.input_ids, batch.attention_mask)
-    return functional.cross_entropy(
-        logits.float() if _is_half(logits) else logits, batch.labels, reduction="none"
-    )
+    return functional.cross_entropy(accumulate(logits), batch.labels, reduction="none")
 
 
 def causal_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -33,13 +31,9 @@ def causal_loss(model: nn.Module, batch: Batch) -> Tensor:
     logits: Tensor = output.logits[:, :-1]
     targets = batch.labels[:, 1:]
     losses = functional.cross_entropy(
-        (logits.float() if _is_half(logits) else logits).transpose(1, 2),
+        accumulate(logits).transpose(1, 2),
         targets,
         reduction="none",
         ignore_index=IGNORED,
     )
     return losses.sum(dim=1) / (targets != IGNORED).sum(dim=1).clamp_min(1)
-
-
-def _is_half(value: Tensor) -> bool:
-    return value.dtype in (torch.bfloat16, torch.float16)

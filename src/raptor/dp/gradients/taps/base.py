@@ -43,11 +43,6 @@ class Pass:
     scaled: Scaled = field(default_factory=Scaled)
 
 
-def accumulate(value: Tensor) -> Tensor:
-    """In a type that sums and norms may be taken in: half precision becomes float32."""
-    return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
-
-
 def by_record(value: Tensor, current: Pass, name: str) -> Tensor:
     """(records, rows, width) view of values whose rows are records, or all tokens in the order of records.
 

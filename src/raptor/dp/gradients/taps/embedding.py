@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from raptor.dp.gradients import kernels
-from raptor.dp.gradients.taps.base import OneOutputTap, Pass, Tap, accumulate
+from raptor.dp.gradients.kernels import accumulate
+from raptor.dp.gradients.taps.base import OneOutputTap, Pass, Tap
 from raptor.dp.gradients.taps.linear import LinearTap
 from raptor.errors import ModelError
 

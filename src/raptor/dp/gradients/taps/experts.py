@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from raptor.dp.gradients import kernels
-from raptor.dp.gradients.taps.base import Tap, accumulate
+from raptor.dp.gradients.kernels import accumulate
+from raptor.dp.gradients.taps.base import Tap
 from raptor.errors import ModelError
 from raptor.moe.experts import Assignment, ExpertBank, ExpertLinear, Stack, grouped_product
 

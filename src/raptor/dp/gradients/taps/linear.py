@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from raptor.dp.gradients import kernels
-from raptor.dp.gradients.taps.base import OneOutputTap, accumulate, by_record
+from raptor.dp.gradients.kernels import accumulate
+from raptor.dp.gradients.taps.base import OneOutputTap, by_record
 
 
 class LinearTap(OneOutputTap):

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from raptor.dp.gradients.fused import FusedRms
-from raptor.dp.gradients.taps.base import OneOutputTap, Tap, accumulate, by_record
+from raptor.dp.gradients.kernels import accumulate
+from raptor.dp.gradients.taps.base import OneOutputTap, Tap, by_record
 from raptor.errors import ModelError
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raptor.dp.gradients.taps.base import Tap, accumulate
+from raptor.dp.gradients.kernels import accumulate
+from raptor.dp.gradients.taps.base import Tap
 
 
 class RelativeBiasTap(Tap):
