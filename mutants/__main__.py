@@ -91,6 +91,7 @@ def _all(faults: Sequence[Fault], roots: Sequence[Path], quiet: bool) -> dict[st
     prepare()
     tests = sorted({test for fault in faults for test in fault.tests})
     shares = [tests[number :: len(roots)] for number in range(len(roots))]
+    whole = Outcome(PASSED)
     for share, outcome in _parallel(
         [share for share in shares if share],
         roots,
@@ -101,29 +102,33 @@ def _all(faults: Sequence[Fault], roots: Sequence[Path], quiet: bool) -> dict[st
             raise FaultError(
                 f"without a fault, {outcome.test or share} ends with {outcome.code}: {outcome.reason}"
             )
-    ended = list(_noted(faults, roots, quiet))
+        whole.took.update(outcome.took)
+
+    def plant(fault: Fault, root: Path) -> Child:
+        shutil.copy2(root / SOURCES / fault.file, root / "original")
+        (root / SOURCES / fault.file).write_text(fault.planted(root), encoding="utf-8")
+        return Child.start(root, fault.tests, whole.limit_s(fault.tests))
+
+    ended = list(_noted(faults, roots, plant, quiet))
     # A machine that is busy, or a process that has got stuck, is given a second chance.
     slow = [fault for fault, outcome in ended if outcome.code == -signal.SIGALRM]
-    return {fault.name: outcome for fault, outcome in [*ended, *_noted(slow, roots, quiet)]}
+    return {fault.name: outcome for fault, outcome in [*ended, *_noted(slow, roots, plant, quiet)]}
 
 
-def _noted(faults: Sequence[Fault], roots: Sequence[Path], quiet: bool) -> Iterator[tuple[Fault, Outcome]]:
+def _noted(
+    faults: Sequence[Fault], roots: Sequence[Path], plant: Callable[[Fault, Path], Child], quiet: bool
+) -> Iterator[tuple[Fault, Outcome]]:
     """Plant each fault, and say what became of it."""
-    for fault, outcome in _parallel(faults, roots, _plant, _restore):
+    for fault, outcome in _parallel(faults, roots, plant, _restore):
         if outcome.code not in (PASSED, FAILED) and outcome.code > 0:
             raise FaultError(
                 f"{fault.name}: pytest ends with {outcome.code}, {outcome.test} {outcome.reason}"
             )
         if not quiet:
             end = outcome.test if outcome.code == FAILED else "NOT CAUGHT"
-            print(f"{fault.name}: {end}, {outcome.seconds:.1f} s\n    {outcome.reason[:110]}", flush=True)
+            first = outcome.reason.partition("\n")[0]
+            print(f"{fault.name}: {end}, {outcome.seconds:.1f} s\n    {first[:110]}", flush=True)
         yield fault, outcome
-
-
-def _plant(fault: Fault, root: Path) -> Child:
-    shutil.copy2(root / SOURCES / fault.file, root / "original")
-    (root / SOURCES / fault.file).write_text(fault.planted(root), encoding="utf-8")
-    return Child.start(root, fault.tests)
 
 
 def _restore(fault: Fault, root: Path) -> None:

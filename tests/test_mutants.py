@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from mutants.children import BASE_S, MULTIPLE, Outcome
 from mutants.fault import Fault, FaultError
 from mutants.faults import FAULTS
 
@@ -43,6 +44,12 @@ def test_a_fault_that_no_longer_fits_is_an_error(repository: Path) -> None:
             Fault("none", "accounting/chain.py", before, "", ()).planted(repository)
 
 
+def test_the_limit_follows_what_the_tests_take_without_a_fault() -> None:
+    whole = Outcome(0, took={"a.py::test_x[1]": 2.0, "a.py::test_x[2]": 3.0, "a.py::test_xy": 100.0})
+    assert whole.limit_s(["a.py::test_x"]) == BASE_S + 5 * MULTIPLE
+    assert whole.limit_s(["a.py::test_x[2]", "a.py::test_none"]) == BASE_S + 3 * MULTIPLE
+
+
 @pytest.mark.slow
 def test_the_runner_tells_caught_from_not_caught_and_from_a_broken_list(repository: Path) -> None:
     script = textwrap.dedent(
@@ -66,7 +73,7 @@ def test_the_runner_tells_caught_from_not_caught_and_from_a_broken_list(reposito
         done = subprocess.run(
             [sys.executable, "-c", script, *arguments],
             cwd=repository,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "CI": "true"},
             capture_output=True,
             text=True,
             check=False,

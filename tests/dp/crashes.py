@@ -8,6 +8,7 @@ a fork. Kill points are put around the calls that write to the disk here, and no
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -79,6 +80,11 @@ def make_records(labels: int = 0) -> EncodedRecords:
     ids, mask, classes = tiny_batch(records=RECORDS, tokens=6)
     classes[0] = (classes[0] + labels) % 3
     return EncodedRecords(ids.int(), mask.sum(1), classes, torch.arange(RECORDS) % EXPERTS)
+
+
+def digest(place: Path) -> str:
+    """SHA-256 of a file. Of two models that differ pytest would write a comparison, which takes it for ever."""
+    return hashlib.sha256(place.read_bytes()).hexdigest()
 
 
 class World:

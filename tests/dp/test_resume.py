@@ -24,7 +24,7 @@ from raptor.dp.identity import differences, run_identity
 from raptor.dp.mechanism import GaussianMechanism
 from raptor.dp.streams import RandomSource
 from raptor.errors import CheckpointError, LedgerError, ReplayError
-from tests.dp.crashes import STEPS, World, make_plan, make_records, settings
+from tests.dp.crashes import STEPS, World, digest, make_plan, make_records, settings
 
 PLAN = make_plan()
 
@@ -87,7 +87,7 @@ def test_a_training_that_stopped_anywhere_ends_with_the_same_bits(
     world.train(until=stop)
     lines, words, _ = world.finish()
     assert "goes on after step" in words
-    assert world.model.read_bytes() == whole.model.read_bytes()
+    assert digest(world.model) == digest(whole.model)
     assert lines == read_torn(whole.journal())[0]
 
 
@@ -108,7 +108,7 @@ def test_every_kind_of_training_is_resumed(changes: dict, tmp_path: Path, base: 
     for _ in range(3):
         broken.train(config=config, plan=plan, until=3)
     broken.finish(config=config, plan=plan)
-    assert broken.model.read_bytes() == straight.model.read_bytes()
+    assert digest(broken.model) == digest(straight.model)
 
 
 def test_a_secure_key_is_kept_and_not_drawn_again(world: World) -> None:
@@ -124,7 +124,7 @@ def test_how_often_checkpoints_are_made_may_change(world: World, whole: World) -
     world.train(until=7)
     world.train(config=settings(checkpoint_every=1), until=2)
     world.finish(config=settings(checkpoint_every=0))
-    assert world.model.read_bytes() == whole.model.read_bytes()
+    assert digest(world.model) == digest(whole.model)
 
 
 def test_without_checkpoints_nothing_is_kept_and_nothing_resumed(world: World) -> None:
@@ -152,7 +152,7 @@ def test_a_checkpoint_is_on_the_disk_before_it_takes_the_place_of_another(
 ) -> None:
     world.train(until=5)
     with CheckpointStore(world.checkpoints) as store:
-        found, old = store.load(), store.file.read_bytes()
+        found, old = store.load(), digest(store.file)
         assert found is not None
         order: list[str] = []
         sync, write, replace = os.fsync, checkpoints.save_file, Path.replace
@@ -164,7 +164,7 @@ def test_a_checkpoint_is_on_the_disk_before_it_takes_the_place_of_another(
         def written(*given: Any) -> None:
             write(*given)
             order.append("written")
-            assert store.file.read_bytes() == old
+            assert digest(store.file) == old
 
         def replaced(place: Path, target: Path) -> Path:
             order.append("replaced")
@@ -180,7 +180,7 @@ def test_a_checkpoint_is_on_the_disk_before_it_takes_the_place_of_another(
 def test_a_disk_that_refuses_leaves_the_old_checkpoint(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.train(until=5)
     with CheckpointStore(world.checkpoints) as store:
-        found, old = store.load(), store.file.read_bytes()
+        found, old = store.load(), digest(store.file)
         assert found is not None
 
         def refuse(*_: object) -> None:
@@ -189,7 +189,7 @@ def test_a_disk_that_refuses_leaves_the_old_checkpoint(world: World, monkeypatch
         monkeypatch.setattr(checkpoints, "save_file", refuse)
         with pytest.raises(CheckpointError, match="No space left"):
             store.save(found)
-        assert store.file.read_bytes() == old
+        assert digest(store.file) == old
 
 
 def test_two_processes_at_once_are_refused(world: World) -> None:
@@ -273,7 +273,7 @@ def test_a_checkpoint_of_another_run_is_refused(world: World, tmp_path: Path, ba
 )
 def test_another_training_is_refused_and_the_budget_told(given: dict, says: str, world: World) -> None:
     world.train(until=6)
-    before = world.journal().read_bytes(), (world.checkpoints / FILE).read_bytes()
+    before = digest(world.journal()), digest(world.checkpoints / FILE)
     with pytest.raises(CheckpointError) as caught:
         world.train(**given)
     message = str(caught.value)
@@ -285,7 +285,7 @@ def test_another_training_is_refused_and_the_budget_told(given: dict, says: str,
     assert found is not None
     private = (found.identity["the private records"], found.salt.hex(), found.state.randomness.key.hex())
     assert not any(value in message for value in private)
-    assert before == (world.journal().read_bytes(), (world.checkpoints / FILE).read_bytes())
+    assert before == (digest(world.journal()), digest(world.checkpoints / FILE))
 
 
 def test_other_code_is_refused(world: World) -> None:
@@ -326,8 +326,8 @@ def test_a_line_that_was_not_written_to_its_end_is_completed(world: World, whole
         os.truncate(world.journal(), world.journal().stat().st_size - cut)
         assert read_torn(world.journal())[1]
     world.finish()
-    assert world.journal().read_bytes() == whole.journal().read_bytes()
-    assert world.model.read_bytes() == whole.model.read_bytes()
+    assert digest(world.journal()) == digest(whole.journal())
+    assert digest(world.model) == digest(whole.model)
 
 
 def test_a_torn_line_that_does_not_fit_is_charged(world: World) -> None:
@@ -396,11 +396,11 @@ def test_crashes_without_end_never_pass_the_plan(world: World, monkeypatch: pyte
 
 def test_no_checkpoint_is_made_of_releases_that_are_not_known_to_be_the_same(world: World) -> None:
     world.train(config=settings(checkpoint_every=100), until=7)
-    before = (world.checkpoints / FILE).read_bytes()
+    before = digest(world.checkpoints / FILE)
     world.train(config=settings(checkpoint_every=1), until=6)
-    assert (world.checkpoints / FILE).read_bytes() == before
+    assert digest(world.checkpoints / FILE) == before
     world.train(config=settings(checkpoint_every=1), until=7)
-    assert (world.checkpoints / FILE).read_bytes() != before
+    assert digest(world.checkpoints / FILE) != before
 
 
 def test_the_journal_compares_what_is_made_again(world: World) -> None:
