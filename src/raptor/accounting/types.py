@@ -103,9 +103,9 @@ class Release:
         denominator: public constant that the noisy sum is divided by.
         dimension: number of coordinates that got noise.
         generator: name of the noise generator, mode first (see `Mode`).
-        follows: SHA-256 of the noisy sums of the stream's release before this one, so that a resumed run can
-            show that it makes the same releases again; None for the first, and where none was kept. It is made
-            of what was released, and is as public.
+        follows: SHA-256 over checksums of the noisy sums of the stream's release before this one, so that a
+            resumed run can show that it makes the same releases again; None for the first, and where none was
+            kept. It is made of what was released, and is as public.
     """
 
     stream: str

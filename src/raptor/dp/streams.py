@@ -43,6 +43,9 @@ class RandomStream:
     def __init__(self, key: bytes) -> None:
         # The key is used for this stream alone, so a fixed starting counter repeats nothing.
         self._key = key
+        self._zeros = b""
+        self._bytes = bytearray()
+        self._floats = torch.empty(0, dtype=torch.float64)
         self.seek(0)
 
     @property
@@ -65,8 +68,13 @@ class RandomStream:
         self._position = position
 
     def _words(self, count: int) -> npt.NDArray[np.uint64]:
+        """The next words of the keystream, in memory that the next call overwrites: fresh memory is dearer than AES."""
+        size = 8 * count
+        if size > len(self._zeros):
+            self._zeros, self._bytes = bytes(size), bytearray(size + _AES_BLOCK)
         self._position += 8 * count
-        return np.frombuffer(self._encryptor.update(bytes(8 * count)), dtype=np.uint64)
+        self._encryptor.update_into(memoryview(self._zeros)[:size], self._bytes)
+        return np.frombuffer(self._bytes, dtype=np.uint64, count=count)
 
     def coins(self, count: int, rate: float) -> Tensor:
         """`count` independent coins that are true with probability `rate`, as a (count,) bool tensor.
@@ -92,13 +100,18 @@ class RandomStream:
     def _fill(self, target: Tensor) -> None:
         """Overwrite a (count,) float64 tensor with standard normals."""
         pairs = (len(target) + 1) // 2
-        words = (self._words(3 * pairs) >> np.uint64(64 - _WORD_BITS)).astype(np.float64)
-        high, low, turn = torch.from_numpy(words).view(3, pairs).unbind()
+        words = self._words(3 * pairs)
+        words >>= np.uint64(64 - _WORD_BITS)
+        if len(self._floats) < len(words):
+            self._floats = torch.empty(len(words), dtype=torch.float64)
+        # The top bit is gone, so they may be read as signed, which is several times faster to convert.
+        floats = self._floats[: len(words)].copy_(torch.from_numpy(words.view(np.int64)))
+        high, low, turn = floats.view(3, pairs).unbind()
         unit = 2.0**-_WORD_BITS
         uniform = low.add_(0.5).mul_(unit).add_(high).mul_(unit)
         radius = uniform.log_().mul_(-2.0).sqrt_()
         angle = turn.mul_(2.0 * math.pi * unit)
-        torch.mul(radius, angle.cos(), out=target[:pairs])
+        torch.cos(angle, out=target[:pairs]).mul_(radius)
         second = len(target) - pairs
         torch.mul(radius[:second], angle.sin_()[:second], out=target[pairs:])
 
