@@ -106,5 +106,7 @@ class GaussianMechanism:
             # Summed in float64: the addition itself must not depend on the rounding of a smaller type.
             noise = self.noise.normals(part.shape).mul_(deviation)
             result[start : start + BLOCK] = noise.add_(part).div_(self.stream.denominator)
-            digest.update(xxhash.xxh3_128_digest(result[start : start + BLOCK].view(torch.uint8).numpy().data))
+            digest.update(
+                xxhash.xxh3_128_digest(result[start : start + BLOCK].view(torch.uint8).numpy().data)
+            )
         return result.reshape(total.shape).to(total.device)
