@@ -68,6 +68,11 @@ def inspect(
         _show(records.report, warnings)
 
 
+def printable(name: str) -> str:
+    """A class name that cannot steer the terminal."""
+    return name if name.isprintable() else repr(name)[1:-1]
+
+
 def _contract(report: DataReport) -> dict[str, Any]:
     return {"rows": report.rows, "labels": report.labels, "splits": report.splits, "users": report.users}
 
@@ -90,8 +95,9 @@ def _show(report: DataReport, warnings: list[str]) -> None:
         click.echo(f"  {split}: {count:,}{held_out}")
     if report.held_out is None:
         click.echo("  no held-out set: ingestion draws one (ingestion.held_out_fraction)")
-    width = max((len(name) for name in report.labels), default=0)
-    for name, count in report.labels.items():
+    shown = {printable(name): count for name, count in report.labels.items()}
+    width = max(map(len, shown), default=0)
+    for name, count in shown.items():
         click.echo(f"  {name:<{width}}  {count:,}")
     if report.unlabelled:
         click.echo(f"  without a label: {report.unlabelled:,}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -149,14 +151,40 @@ def _listed(items: Sequence[str]) -> str:
     return ", ".join(items[:SHOWN_CLASSES]) + (f" and {more} more" if more > 0 else "")
 
 
+def remark_users(names: Sequence[str], findings: Findings) -> None:
+    """Warn of users that may be one person under several names: they differ by case, zeros or a `.0` alone."""
+    alike: dict[str, set[str]] = {}
+    for name in names:
+        plain = unicodedata.normalize("NFKC", name).casefold()
+        plain = re.sub(r"\s+", " ", plain)
+        if re.fullmatch(r"[0-9]+(\.0+)?", plain):
+            plain = plain.split(".")[0].lstrip("0") or "0"
+        alike.setdefault(plain, set()).add(name)
+    doubtful = [sorted(same) for same in alike.values() if len(same) > 1]
+    if doubtful:
+        shown = ", ".join(map(shorten, doubtful[0][:3]))
+        findings.remark(
+            f"Users who may be one person, as their names differ by case, spaces or zeros alone: {len(doubtful)} "
+            f"(such as {shown}). Each counts as a user of their own."
+        )
+
+
 def count_repeats(
-    hashes: NDArray[np.int64], labels: NDArray[np.int64], splits: NDArray[np.int8], findings: Findings
+    hashes: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    splits: NDArray[np.int8],
+    findings: Findings,
+    users: NDArray[np.int64] | None = None,
 ) -> dict[str, int]:
     """Count repeated texts; where the unit of privacy is a record, each repeat is a unit of its own.
 
+    Args:
+        users: number of each record's user, None where not asked for.
+
     Returns:
         `in_training`: training records whose text stands there before; `contradicting`: texts with several
-        labels in training; `shared`: held-out (validation and test) records whose text is in training, too.
+        labels in training; `shared`: held-out (validation and test) records whose text is in training, too;
+        `between_users`: texts of training that several users have, where users are known.
     """
     training = splits == SPLITS.index(TRAIN)
     texts, first = np.unique(hashes[training], return_index=True)
@@ -175,4 +203,13 @@ def count_repeats(
         findings.remark(f"{contradicting} texts stand in training with different labels.")
     if shared:
         findings.remark(f"{shared} validation or test records stand in training, too: scores will flatter.")
-    return {"in_training": repeated, "contradicting": contradicting, "shared": shared}
+    counts = {"in_training": repeated, "contradicting": contradicting, "shared": shared}
+    if users is not None:
+        pairs = np.unique(np.stack([hashes[training], users[training]]), axis=1)
+        counts["between_users"] = int((np.unique(pairs[0], return_counts=True)[1] > 1).sum())
+        if counts["between_users"]:
+            findings.remark(
+                f"{counts['between_users']} texts of training stand with several users. Each user is protected for "
+                "their own records; what the text says of a person is in others' records, too."
+            )
+    return counts

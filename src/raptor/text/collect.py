@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raptor.text.columns import Batch, Columns
-from raptor.text.labels import label_key
+from raptor.text.labels import DOUBTFUL_WORDS, MISSING_WORDS, clean_name, label_key
 from raptor.text.problems import Findings, Place, RecordError
 from raptor.text.splits import SPLITS, TRAIN, normal_split
 
@@ -124,13 +124,15 @@ class Collected:
         names: list[str] = []
         for row, value in enumerate(batch.user or ()):
             whole = int(value) if isinstance(value, float) and value.is_integer() else value
-            name = str(whole).strip() if isinstance(whole, str | int) else ""
-            if not name:
+            name = clean_name(str(whole)) if isinstance(whole, str | int) else ""
+            # Records of many people under one such word would pass for one person's.
+            if not name or name.casefold() in MISSING_WORDS | DOUBTFUL_WORDS:
                 raise RecordError(
                     "the user is missing, or is neither a name nor a whole number.",
                     place=batch.place(row),
                     column=self.columns.user,
-                    advice="Every record needs the user it belongs to.",
+                    advice="Every record needs the user it belongs to; a word for a missing value is none.",
+                    value=value,
                 )
             names.append(name)
         return pa.array(_strings_only(names, "".join(names), batch, self.findings), pa.string())

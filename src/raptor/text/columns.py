@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -137,17 +138,30 @@ def find_column(header: Sequence[str], name: str, file: str) -> int:
         raise RecordError(
             f"there are {count} columns of this name.", place=file, column=name, advice="Rename all but one."
         )
-    near = closest(name, header)
     raise RecordError(
         f"there is no column {name!r}.",
         place=file,
-        advice=closest_advice(near),
+        advice=_one_field(name, header) or closest_advice(closest(name, header), name),
         value=tuple(header),
     )
 
 
-def closest_advice(near: str | None) -> str:
+def _one_field(name: str, header: Sequence[str]) -> str:
+    """What to do about a header that nothing has split; empty for another one."""
+    if len(header) == 1 and len(header[0]) > len(name) and name in header[0].split("\r")[0]:
+        return (
+            "The header is one field: columns are separated by commas, semicolons, tabs or vertical bars; another "
+            "mark is named by a first line such as sep=^."
+        )
+    if any("\r" in field for field in header):
+        return "The header holds a carriage return: end all lines of the file in the same way."
+    return ""
+
+
+def closest_advice(near: str | None, name: str) -> str:
     """What to do about a name that is not there."""
+    if near is not None and unicodedata.normalize("NFKC", near) == unicodedata.normalize("NFKC", name):
+        return f"The closest is {near!r}, {near!a} in full: it looks the same in other characters."
     if near is not None:
         return f"The closest is {near!r}: names must agree in case and spaces, too."
     return "No name is similar: columns are named by the first line of a file, or by keys."
@@ -157,7 +171,8 @@ def closest(name: str, names: Sequence[str]) -> str | None:
     """The most similar of some names; case, spaces, hyphens and underscores count for little."""
 
     def plain(text: str) -> str:
-        return "".join(letter for letter in text.casefold() if letter.isalnum()) or text.casefold()
+        folded = unicodedata.normalize("NFKC", text).casefold()
+        return "".join(letter for letter in folded if letter.isalnum()) or folded
 
     by_plain: dict[str, str] = {}
     for other in names:

@@ -34,8 +34,9 @@ def read_delimited(
     """
     form = text_form(path, encoding, findings)
     dialect, layout = _choose_dialect(path, form, columns, default)
-    if dialect.delimiter != default:
-        findings.remark(f"The columns of {path} are separated by {DELIMITERS[dialect.delimiter]}.")
+    mark = dialect.delimiter
+    if mark != default:
+        findings.remark(f"The columns of {path} are separated by {DELIMITERS.get(mark, repr(mark))}.")
     if dialect.quoted and dialect.delimiter == "\t":
         findings.remark(f"{path} quotes its fields as CSV files do, and is read so.")
     with text_lines(path, form) as lines:

@@ -19,6 +19,9 @@ from raptor.text.problems import Findings, Place, RecordError
 
 BLOCK = 1 << 20
 SAMPLE = 1 << 16
+TAR = (b"ustar", 257)
+# So many zero bytes in a row stand in no text, not even in UTF-32.
+ZEROS = b"\x00" * 8
 BOMS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -33,12 +36,15 @@ COMPRESSED: dict[bytes, Callable[..., Any]] = {
 }
 ARROW_MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
 FOREIGN = (
+    (b"\x28\xb5\x2f\xfd", "packed with zstandard", "Unpack it with `zstd -d`, or pack it with gzip."),
     (b"PK\x03\x04", "a zip archive or an Excel workbook", "Unpack it, or save the sheet as CSV in UTF-8."),
     (b"\xd0\xcf\x11\xe0", "an old Excel workbook", "Save the sheet as CSV in UTF-8."),
     (b"version https://git-lfs", "a Git LFS pointer, not the data", "Fetch the file with `git lfs pull`."),
     (b"%PDF", "a PDF document", "Export its table as CSV."),
     (b"SQLite format 3", "an SQLite database", "Export the table as CSV or Parquet."),
     (b"<!doctype html", "a web page", "Download the file itself, not the page about it."),
+    (b"<?xml", "an XML document", "Export its records as CSV or JSON lines."),
+    (b"{\\rtf", "a document of a text processor", "Save it as CSV in UTF-8."),
     (b"<html", "a web page", "Download the file itself, not the page about it."),
 )
 
@@ -112,6 +118,10 @@ def first_bytes(path: Path) -> bytes:
     for magic, what, advice in FOREIGN:
         if sample.startswith(magic) or lowered.startswith(magic.lower()):
             raise RecordError(f"the file is {what}.", place=path, advice=advice)
+    if sample.startswith(TAR[0], TAR[1]):
+        raise RecordError("the file is a tar archive.", place=path, advice="Unpack it with `tar -x`.")
+    if any(sample.startswith(magic) for magic in COMPRESSED):
+        raise RecordError("the file is packed twice.", place=path, advice="Unpack it once.")
     return sample
 
 
@@ -120,13 +130,18 @@ def arrow_kind(sample: bytes) -> str | None:
     return next((kind for magic, kind in ARROW_MAGIC.items() if sample.startswith(magic)), None)
 
 
-def open_bytes(path: Path) -> BinaryIO:
-    """The file's content as bytes; gzip, bzip2 and xz are unpacked on the way."""
+def packed(path: Path) -> Callable[..., Any] | None:
+    """What unpacks the file, by its first bytes; None when it is not packed."""
     with path.open("rb") as handle:
         start = handle.read(8)
-    for magic, opener in COMPRESSED.items():
-        if start.startswith(magic):
-            return cast(BinaryIO, opener(path, "rb"))
+    return next((opener for magic, opener in COMPRESSED.items() if start.startswith(magic)), None)
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """The file's content as bytes; gzip, bzip2 and xz are unpacked on the way."""
+    opener = packed(path)
+    if opener is not None:
+        return cast(BinaryIO, opener(path, "rb"))
     return path.open("rb", buffering=BLOCK)
 
 
@@ -158,6 +173,13 @@ def text_form(path: Path, encoding: str, findings: Findings) -> TextForm:
             findings.remark(
                 f"{path} begins with a byte order mark and is read as {marked.removesuffix('-sig')}."
             )
+    elif ZEROS in sample:
+        # As after a crash, or in a file whose place on the disk was taken before it was written.
+        raise RecordError(
+            "a block of zero bytes stands here.",
+            place=Place(str(path), sample[: sample.index(ZEROS)].count(b"\n") + 1),
+            advice="The file was not written to its end, or is damaged: write or copy it again.",
+        )
     elif not wanted.startswith(("utf-16", "utf-32")) and sample.count(0) > len(sample) // 5:
         raise RecordError(
             f"every second byte is zero, so it is not {encoding} but probably UTF-16.",

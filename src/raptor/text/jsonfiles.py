@@ -184,6 +184,8 @@ def _not_json(error: json.JSONDecodeError, place: Place, value: str, advice: str
 def _line_advice(error: json.JSONDecodeError, line: str) -> str:
     if error.msg == "Extra data" and line[error.pos :].lstrip().startswith("{"):
         return "Put each object on its own line."
+    if error.msg == "Extra data" and line[error.pos :].strip() == ",":
+        return "Remove the comma at the end, or put all objects into one array: [{...}, {...}]."
     if line == "{":
         return "An object that runs over several lines must stand in an array: [{...}, {...}]."
     return "Each line must be one whole object."
@@ -259,6 +261,6 @@ class _Columns:
                 raise RecordError(
                     f"no record has a key {name!r}.",
                     place=self.file,
-                    advice=closest_advice(near),
+                    advice=closest_advice(near, name),
                     value=tuple(self.keys),
                 )

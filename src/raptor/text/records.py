@@ -9,7 +9,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raptor.text.checks import check_classes, check_texts, check_unlabelled, count_repeats, remark_classes
+from raptor.text.checks import (
+    check_classes,
+    check_texts,
+    check_unlabelled,
+    count_repeats,
+    remark_classes,
+    remark_users,
+)
 from raptor.text.collect import Collected
 from raptor.text.columns import Columns
 from raptor.text.labels import Meaning, interpret
@@ -117,7 +124,16 @@ class _Assembly:
     def records(self) -> Records:
         check_texts(self.hashes, self.source.parts[0].name)
         labels, names, held_out = self._labels() if self.columns.label is not None else self._no_labels()
-        repeats = count_repeats(self.hashes, labels, self.splits, self.findings)
+        users = self._users()
+        if users is not None:
+            remark_users(users.dictionary.to_pylist(), self.findings)
+        repeats = count_repeats(
+            self.hashes,
+            labels,
+            self.splits,
+            self.findings,
+            None if users is None else users.indices.to_numpy(zero_copy_only=False).astype(np.int64),
+        )
         report = DataReport.of(
             kind=self.source.kind,
             names=names,
@@ -125,7 +141,7 @@ class _Assembly:
             splits=self.splits,
             given=self._splits_given(),
             held_out=held_out,
-            users=self._user_count(),
+            users=None if users is None else len(users.dictionary),
             repeats=repeats,
             warnings=tuple(self.findings.messages()),
         )
@@ -198,11 +214,11 @@ class _Assembly:
         fraction = self.rules.held_out_fraction
         if fraction is None or self._held_out(classes) is not None:
             return
-        if self.columns.user is None:
+        users = self._users()
+        if users is None:
             drawn = draw_held_out(len(self.splits), fraction, self.rules.split_key)
         else:
             # All records of a user go to one side, else models would be measured on people they have seen.
-            users = pa.chunked_array(self.collected.users).combine_chunks().dictionary_encode()
             drawn = draw_held_out(len(users.dictionary), fraction, self.rules.split_key)[
                 users.indices.to_numpy(zero_copy_only=False)
             ]
@@ -246,10 +262,11 @@ class _Assembly:
     def _splits_given(self) -> bool:
         return self.columns.split is not None or any(part.split for part in self.source.parts)
 
-    def _user_count(self) -> int | None:
+    def _users(self) -> pa.DictionaryArray | None:
+        """The user of each record; None where not asked for."""
         if not self.collected.users:
             return None
-        return len(pa.chunked_array(self.collected.users).unique())
+        return pa.chunked_array(self.collected.users).combine_chunks().dictionary_encode()
 
     def _table(self, labels: NDArray[np.int64]) -> pa.Table:
         rows = len(labels)

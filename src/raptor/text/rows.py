@@ -86,6 +86,12 @@ def parse_rows(source: Lines, dialect: Dialect, path: Path) -> Iterator[Row]:
 
 def _broken_quotes(error: csv.Error, path: Path, first: int, last: int) -> RecordError:
     reason = str(error)
+    if "field limit" in reason and last == first:
+        return RecordError(
+            f"a field has more than {LONGEST_FIELD:,} characters.",
+            place=Place(str(path), first),
+            advice="A record is one text and its label: check that lines end where records do.",
+        )
     if "unexpected end" in reason or "field limit" in reason:
         problem = "a quotation mark opens a field here and is not closed."
     elif "expected after" in reason:

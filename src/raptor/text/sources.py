@@ -11,7 +11,7 @@ from typing import Any
 
 from raptor.text.columns import Batch, Columns, closest
 from raptor.text.delimited import check_header, read_delimited
-from raptor.text.files import arrow_kind, first_bytes, readable, unchanged
+from raptor.text.files import arrow_kind, first_bytes, packed, readable, unchanged
 from raptor.text.hub import hub_parts
 from raptor.text.jsonfiles import check_first_keys, read_json
 from raptor.text.problems import Findings, RecordError
@@ -189,6 +189,12 @@ def _kind(path: Path) -> str:
     """
     content = arrow_kind(first_bytes(path))
     if content is not None:
+        if packed(path):
+            raise RecordError(
+                f"the {content.capitalize()} file is packed.",
+                place=path,
+                advice="Unpack it; such files pack their columns themselves.",
+            )
         return content
     kind = _named_kind(path)
     if kind is None or kind in ("parquet", "arrow"):
@@ -196,7 +202,9 @@ def _kind(path: Path) -> str:
         problem = (
             f"it is not a {kind} file."
             if kind
-            else f"files ending in {path.suffix or 'nothing'!r} are not read."
+            else f"files ending in {path.suffix!r} are not read."
+            if path.suffix
+            else "the file's name has no ending that says what it is."
         )
         raise RecordError(
             problem, place=path, advice=f"Known endings are {known}; each may be packed with gzip."

@@ -53,7 +53,7 @@ class SwallowedLines:
         known = {label for label in self.labels if label.strip()}
         if 0 < len(known) < FEW and all(label.isdecimal() for label in known):
             # A small file may have swallowed the only record of a class.
-            known |= {str(number) for number in range(max(map(int, known)) + 2)}
+            known |= {str(number) for number in range(min(max(map(int, known)), FEW) + 2)}
         loosely = {label.strip() for label in known}
 
         def may_be(label: str) -> bool:

@@ -178,14 +178,23 @@ def table_batches(
             yield made
 
 
+def _is_bytes(kind: pa.DataType) -> bool:
+    tests = (
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+        pa.types.is_binary_view,
+        pa.types.is_fixed_size_binary,
+    )
+    return any(test(kind) for test in tests)
+
+
 def _check_type(role: str, kind: pa.DataType, file: str, name: str) -> None:
     inner = kind.value_type if pa.types.is_dictionary(kind) else kind
     textual = (
         pa.types.is_string(inner)
         or pa.types.is_large_string(inner)
         or pa.types.is_string_view(inner)
-        or pa.types.is_binary(inner)
-        or pa.types.is_large_binary(inner)
+        or _is_bytes(inner)
         or pa.types.is_null(inner)
     )
     if textual:
@@ -199,7 +208,7 @@ def _check_type(role: str, kind: pa.DataType, file: str, name: str) -> None:
             column=name,
             advice="Choose the column with the text, or write it as strings.",
         )
-    if not numeric:
+    if not numeric and not isinstance(inner, pa.UuidType):
         advice = UNUSABLE_LABELS if role == "label" else "Use a column of strings or whole numbers."
         raise RecordError(f"the column holds {inner}.", place=file, column=name, advice=advice)
 
@@ -207,7 +216,9 @@ def _check_type(role: str, kind: pa.DataType, file: str, name: str) -> None:
 def _values(column: pa.Array, made: Batch, role: str, name: str, encoding: str) -> list[Any]:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+    if isinstance(column.type, pa.UuidType):
+        return [None if value is None else str(value) for value in column.to_pylist()]
+    if _is_bytes(column.type):
         return [_decode(value, made, row, name, encoding) for row, value in enumerate(column.to_pylist())]
     try:
         values: list[Any] = column.to_pylist()
