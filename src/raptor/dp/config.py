@@ -146,6 +146,11 @@ class TrainingConfig(_Config):
         default=(),
         description="name patterns of shared parameters that stay as they are, such as *.shared.weight",
     )
+    owners: Literal["one", "active"] = Field(
+        default="one",
+        description="one: a record's expert gradient is that of its owner; active: that of all its active experts, "
+        "clipped as one vector, which costs the same privacy",
+    )
     schedule: Literal["constant", "linear"] = Field(
         default="linear", description="step size over the run: constant, or falling to a tenth"
     )
@@ -201,10 +206,11 @@ class TrainingConfig(_Config):
     @property
     def trainable_set(self) -> str:
         """What is trained, in words for the privacy plan."""
+        experts = "" if self.owners == "one" else "; a record feeds all its active experts"
         if self.trainable == "full":
-            return "full"
+            return f"full{experts}"
         where = self.lora.targets if isinstance(self.lora.targets, str) else ", ".join(self.lora.targets)
-        return f"lora of rank {self.lora.rank} and alpha {self.lora.alpha:g} on {where} and experts"
+        return f"lora of rank {self.lora.rank} and alpha {self.lora.alpha:g} on {where} and experts{experts}"
 
     def steps(self, stream: StreamConfig) -> int:
         """Releases of a stream over the whole run."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,15 +24,23 @@ class ReleaseOptimizer:
         model: MoEClassifier,
         names: Sequence[str],
         config: TrainingConfig,
-        learning_rate: float,
         steps: int,
+        experts: Collection[str] = (),
     ) -> None:
+        """Step sizes go by role in every method: those among `names` that are in `experts`, the head, the rest.
+
+        Args:
+            steps: updates of the whole run, over which the step size falls.
+        """
         self._parameters = {name: model.get_parameter(name) for name in names}
+        expert = [value for name, value in self._parameters.items() if name in experts]
         head = [value for name, value in self._parameters.items() if name.startswith(HEAD)]
-        body = [value for name, value in self._parameters.items() if not name.startswith(HEAD)]
+        known = {id(value) for value in expert + head}
+        body = [value for value in self._parameters.values() if id(value) not in known]
         groups = [
-            {"params": body, "lr": learning_rate},
-            {"params": head, "lr": config.head_learning_rate or learning_rate},
+            {"params": body, "lr": config.shared.learning_rate},
+            {"params": head, "lr": config.head_learning_rate or config.shared.learning_rate},
+            {"params": expert, "lr": config.expert.learning_rate},
         ]
         self._adam = torch.optim.Adam(
             [group for group in groups if group["params"]],

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import filter as matching
+from typing import Literal
 
 from torch import nn
 
@@ -15,6 +16,8 @@ from raptor.moe.adapters import add_lora
 from raptor.moe.roles import expert_parameters, shared_parameters
 
 HEAD = "head."
+Scope = Literal["shared", "expert", "protected", "joint"]
+"""Which trained parameters: one role, both roles of the protected layer, or all that know no roles."""
 NOTHING_LEFT = "training.frozen leaves no shared parameter to train."
 
 
@@ -38,6 +41,20 @@ class TrainableSet:
     joint: tuple[str, ...]
     sizes: Mapping[str, int]
     total: int
+
+    def of(self, scope: Scope) -> tuple[str, ...]:
+        """The names of a scope."""
+        return {
+            "shared": self.shared,
+            "expert": self.expert,
+            "protected": self.shared + self.expert,
+            "joint": self.joint,
+        }[scope]
+
+    @property
+    def all_experts(self) -> frozenset[str]:
+        """Trained parameters of experts, in any layer."""
+        return frozenset(self.expert + self.joint) - frozenset(self.shared)
 
     def count(self, names: Sequence[str]) -> int:
         """How many numbers some of the parameters hold."""

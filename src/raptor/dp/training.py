@@ -8,18 +8,17 @@ baseline is the same schedule without clipping and noise; it is for public recor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from raptor.accounting.plan import PrivacyPlan
 from raptor.accounting.types import Adjacency, Release, Unit
 from raptor.dp.clipping import ClippingRule
-from raptor.dp.config import StreamConfig, TrainingConfig
-from raptor.dp.gradients.engine import GradientEngine, JointGradients, OwnerExpertGradients
-from raptor.dp.isolation import EngineSpec
+from raptor.dp.config import TrainingConfig
+from raptor.dp.gradients.engine import GradientEngine
 from raptor.dp.mechanism import GaussianMechanism, ReleaseSink
+from raptor.dp.methods import ONE_STREAM, Method, engine_specs
 from raptor.dp.optimizer import ReleaseOptimizer
 from raptor.dp.plan import EXPERT, MONOLITHIC, SHARED
 from raptor.dp.records import EncodedRecords
@@ -31,8 +30,6 @@ from raptor.dp.trainable import TrainableSet, make_trainable
 from raptor.errors import ParameterError
 from raptor.moe.adapters import merge_lora
 from raptor.moe.classifier import MoEClassifier
-
-Method = Literal["raptor", "monolithic", "nonprivate"]
 
 
 def resolve_device(name: str) -> torch.device:
@@ -59,29 +56,6 @@ def resolve_device(name: str) -> torch.device:
 def random_source(config: TrainingConfig) -> RandomSource:
     """The source of coins and noise that the parameters ask for."""
     return RandomSource.secure() if config.seed is None else RandomSource.seeded(config.seed)
-
-
-def engine_specs(
-    trainable: TrainableSet, layer: int, config: TrainingConfig, method: Method = "raptor"
-) -> list[EngineSpec]:
-    """The engines of a method's private streams, by the streams' names; a stream without steps has none.
-
-    The isolation gate checks what this gives, and the trainer uses what this gives.
-    """
-    if method == "monolithic":
-        return [EngineSpec(MONOLITHIC, lambda model: JointGradients(model, trainable.joint))]
-    specs = []
-    if method == "raptor" and config.shared.steps_per_cycle:
-        specs.append(EngineSpec(SHARED, lambda model: JointGradients(model, trainable.shared)))
-    if method == "raptor" and config.expert.steps_per_cycle:
-        specs.append(
-            EngineSpec(
-                EXPERT,
-                lambda model: OwnerExpertGradients(model, layer, parameters=trainable.expert),
-                (layer,),
-            )
-        )
-    return specs
 
 
 class Trainer:
@@ -204,35 +178,39 @@ class Trainer:
     def _schedule(self, method: Method) -> list[Stream]:
         config = self._config
         total_steps = config.steps(config.shared) + config.steps(config.expert)
+        single = ONE_STREAM.get(method)
+        if single is not None and not single.is_private:
+            names = self.trainable.of(single.scope)
+            return [
+                NonPrivateStream(
+                    self._sampler("nonprivate", config.batch_size / self._plan.population),
+                    self._model,
+                    names,
+                    self._optimizer(names, total_steps),
+                    self._records,
+                    config,
+                    self._device,
+                )
+            ] * total_steps
         engines = {
             spec.name: spec.build(self._model)
             for spec in engine_specs(self.trainable, self._plan.layer, config, method)
         }
-        if method == "raptor":
-            cycle: list[Stream] = []
-            for name, stream in ((SHARED, config.shared), (EXPERT, config.expert)):
-                if name in engines:
-                    cycle += [self._private(name, engines[name], stream)] * stream.steps_per_cycle
-            return cycle * config.cycles
-        if method == "monolithic":
-            return [self._private(MONOLITHIC, engines[MONOLITHIC], config.shared)] * total_steps
-        names = self.trainable.joint
-        return [
-            NonPrivateStream(
-                self._sampler("nonprivate", config.batch_size / self._plan.population),
-                self._model,
-                names,
-                ReleaseOptimizer(self._model, names, config, config.shared.learning_rate, total_steps),
-                self._records,
-                config,
-                self._device,
-            )
-        ] * total_steps
+        if single is not None:
+            return [self._private(MONOLITHIC, engines[MONOLITHIC])] * total_steps
+        cycle: list[Stream] = []
+        for name, stream in ((SHARED, config.shared), (EXPERT, config.expert)):
+            if name in engines:
+                cycle += [self._private(name, engines[name])] * stream.steps_per_cycle
+        return cycle * config.cycles
 
     def _sampler(self, name: str, rate: float) -> PoissonSampler:
         return PoissonSampler(len(self._records), rate, self._randomness.stream(f"{name}/coins"))
 
-    def _private(self, name: str, engine: GradientEngine, config: StreamConfig) -> PrivateStream:
+    def _optimizer(self, names: Sequence[str], steps: int) -> ReleaseOptimizer:
+        return ReleaseOptimizer(self._model, names, self._config, steps, experts=self.trainable.all_experts)
+
+    def _private(self, name: str, engine: GradientEngine) -> PrivateStream:
         plan = self._plan.stream(name)
         return PrivateStream(
             self._sampler(name, plan.rate),
@@ -241,7 +219,7 @@ class Trainer:
             GaussianMechanism(
                 plan, self._randomness.stream(f"{name}/noise"), self._randomness.name, self._sink
             ),
-            ReleaseOptimizer(self._model, engine.parameters, self._config, config.learning_rate, plan.steps),
+            self._optimizer(engine.parameters, plan.steps),
             self._records,
             self._config.physical_batch_size,
             self._device,

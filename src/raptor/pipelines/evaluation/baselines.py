@@ -10,8 +10,9 @@ from typing import Any
 
 from raptor.accounting.plan import PrivacyPlan
 from raptor.dp.config import PrivacyConfig, TrainingConfig
+from raptor.dp.methods import Method
 from raptor.dp.records import EncodedRecords
-from raptor.dp.training import Method, Trainer, random_source, resolve_device
+from raptor.dp.training import Trainer, random_source, resolve_device
 from raptor.errors import DataError
 from raptor.moe.classifier import MoEClassifier
 from raptor.pipelines.evaluation.config import EvaluationConfig, EvaluationScope

@@ -17,10 +17,11 @@ from raptor.dp.clipping import ClippingRule
 from raptor.dp.config import TrainingConfig
 from raptor.dp.gradients.losses import classification_loss
 from raptor.dp.mechanism import GaussianMechanism
+from raptor.dp.methods import engine_specs
 from raptor.dp.plan import DIAGNOSTICS
 from raptor.dp.records import EncodedRecords
 from raptor.dp.trainable import make_trainable
-from raptor.dp.training import engine_specs, resolve_device
+from raptor.dp.training import resolve_device
 from raptor.moe.classifier import MoEClassifier
 from raptor.pipelines.evaluation.noise import noised_table
 

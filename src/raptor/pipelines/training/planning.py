@@ -13,6 +13,7 @@ from raptor.accounting.types import Adjacency, Unit
 from raptor.dp.config import PrivacyConfig, TrainingConfig
 from raptor.dp.gradients.engine import JointGradients, OwnerExpertGradients
 from raptor.dp.isolation import Isolation, check_isolation
+from raptor.dp.methods import Method, engine_specs
 from raptor.dp.plan import (
     DIAGNOSTICS,
     EVALUATION,
@@ -23,7 +24,7 @@ from raptor.dp.plan import (
     make_plan,
 )
 from raptor.dp.trainable import make_trainable
-from raptor.dp.training import Method, engine_specs, random_source, resolve_device
+from raptor.dp.training import random_source, resolve_device
 from raptor.errors import BudgetError, ParameterError
 from raptor.moe.classifier import MoEClassifier
 from raptor.pipelines.evaluation.config import EvaluationConfig, EvaluationScope

@@ -1,0 +1,106 @@
+"""The methods that are compared: what each trains, by how many releases, and what a record may move."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+import torch
+
+from raptor.accounting.plan import PrivacyPlan
+from raptor.dp.clipping import ClippingRule
+from raptor.dp.config import TrainingConfig
+from raptor.dp.methods import ONE_STREAM, Method, engine_specs
+from raptor.dp.records import Batch, EncodedRecords
+from raptor.dp.trainable import make_trainable
+from raptor.dp.training import Trainer, random_source
+from raptor.pipelines.evaluation.config import EvaluationConfig, EvaluationScope
+from raptor.pipelines.training.config import PrivacyConfig
+from raptor.pipelines.training.planning import monolithic_plan, raptor_plan, require_isolated
+from tests.tiny import tiny_batch, tiny_classifier
+
+LAYER, EXPERTS, RECORDS = 1, 4, 12
+CONFIG = TrainingConfig(
+    device="cpu", batch_size=6, cycles=2, randomness="seeded", seed=3, expert={"learning_rate": 1e-2}
+)
+
+
+def records() -> EncodedRecords:
+    ids, mask, labels = tiny_batch(RECORDS)
+    return EncodedRecords(ids.int(), mask.sum(dim=1), labels, torch.arange(RECORDS) % EXPERTS)
+
+
+def plan_of(method: Method, config: TrainingConfig) -> PrivacyPlan:
+    layers = {"layers": [LAYER], "experts": EXPERTS}
+    constants = {"population": RECORDS, "population_source": "declared", "taken_as_public": []}
+    privacy = PrivacyConfig(epsilon=4.0, delta=1e-2)
+    if method in ONE_STREAM:
+        return monolithic_plan(layers, constants, privacy, config)
+    scope = EvaluationScope(records_are_public=True, baselines=())
+    return raptor_plan(layers, constants, privacy, config, EvaluationConfig(), scope)
+
+
+@pytest.mark.parametrize("method", get_args(Method))
+def test_method_moves_its_own_scope_and_pays_for_each_step(method: Method) -> None:
+    model = tiny_classifier(dtype=torch.float32)
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    sink: list = []
+    trainer = Trainer(model, records(), plan_of(method, CONFIG), CONFIG, random_source(CONFIG), sink)
+    trainer.train(method)
+    single = ONE_STREAM.get(method)
+    expected = trainer.trainable.of("protected" if single is None else single.scope)
+    moved = {name for name, value in model.named_parameters() if not torch.equal(value, before[name])}
+    if single is None or single.is_private:
+        assert moved == set(expected)
+        assert len(sink) == 4
+    else:
+        # Without noise, what no record reaches has no gradient.
+        assert moved
+        assert moved <= set(expected)
+        assert not sink
+
+
+def test_gate_passes_every_private_method() -> None:
+    for method in ("matched", "shared_only", "experts_only"):
+        found = require_isolated(tiny_classifier(), LAYER, CONFIG, method)
+        assert found.groups == ("monolithic",)
+    active = CONFIG.model_copy(update={"owners": "active"})
+    assert require_isolated(tiny_classifier(), LAYER, active).groups == ("shared", "expert")
+
+
+def test_with_active_owners_a_record_moves_several_experts_within_one_clip() -> None:
+    model = tiny_classifier(dtype=torch.float64)
+    norms = {}
+    touched = {}
+    for owners in ("one", "active"):
+        config = CONFIG.model_copy(update={"owners": owners})
+        trainable = make_trainable(model, config, LAYER)
+        engine = engine_specs(trainable, LAYER, config)[1].build(model)
+        ids, mask, labels = tiny_batch(1, tokens=12, padded=False)
+        total = engine.clipped_sum(Batch(ids, mask, labels, torch.tensor([0])), ClippingRule(1e-3))
+        norms[owners] = torch.cat([value.flatten() for value in total.tensors.values()]).norm()
+        touched[owners] = {
+            name.split("expert_")[1][0] for name, value in total.tensors.items() if value.any()
+        }
+    assert touched["one"] <= {"0"} < touched["active"]
+    assert 0.9e-3 < norms["active"] <= 1e-3
+
+
+def test_step_sizes_go_by_role_in_every_method() -> None:
+    for method in ("raptor", "matched"):
+        model = tiny_classifier(dtype=torch.float32)
+        before = {name: value.detach().clone() for name, value in model.named_parameters()}
+        config = CONFIG.model_copy(
+            update={
+                "cycles": 1,
+                "shared": CONFIG.shared.model_copy(update={"learning_rate": 1e-3, "steps_per_cycle": 0})
+                if method == "raptor"
+                else CONFIG.shared.model_copy(update={"learning_rate": 1e-3}),
+            }
+        )
+        trainer = Trainer(model, records(), plan_of(method, config), config, random_source(config), [])
+        next(trainer.steps(method))
+        # Adam's first step has the step size in every coordinate, whatever the gradient.
+        for name in trainer.trainable.expert:
+            step = (model.get_parameter(name).detach() - before[name]).abs()
+            assert torch.allclose(step, torch.full_like(step, 1e-2), rtol=1e-2)
