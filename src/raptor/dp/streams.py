@@ -6,8 +6,7 @@ and live in memory, and in the private checkpoint of a training that has not end
 for tests; its name says so, and the certificate repeats it.
 
 Normals are drawn by Box-Muller in float64 from 53-bit words. The radius uses two words, so the tail reaches
-12 standard deviations instead of stopping where one word does. They are not an exact discrete Gaussian:
-the result is rounded to floating point, and no lattice is used.
+12 standard deviations instead of stopping where one word does. `raptor.dp.mechanism` rounds them to its lattice.
 """
 
 from __future__ import annotations
