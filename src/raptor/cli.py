@@ -16,8 +16,10 @@ from raptor.errors import RaptorError
 COMMANDS = {
     "calibrate": "raptor.cli_accounting:calibrate",
     "epsilon": "raptor.cli_accounting:epsilon",
+    "export": "raptor.cli_export:export",
     "flow": "raptor.cli_flow:flow",
     "inspect": "raptor.cli_inspect:inspect",
+    "predict": "raptor.cli_predict:predict",
     "run": "raptor.cli_run:run",
     "search": "raptor.cli_search:search",
     "verify": "raptor.cli_accounting:verify",

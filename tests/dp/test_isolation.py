@@ -24,6 +24,7 @@ from raptor.errors import ModelError
 from raptor.moe.classifier import MoEClassifier
 from raptor.moe.families import sparse_layers
 from raptor.moe.roles import expert_parameters, shared_parameters
+from raptor.pipelines.ingestion.config import IngestionConfig
 from raptor.pipelines.training.nodes import train_raptor
 from raptor.pipelines.training.planning import require_isolated
 from tests.dp.test_trainable import Stage
@@ -521,5 +522,6 @@ def test_nothing_is_opened_when_the_gate_refuses(tmp_path, monkeypatch) -> None:
             stage.journals,
             stage.checkpoints,
             stage.training,
+            IngestionConfig(),
         )
     assert not any(stage.journals.iterdir())

@@ -25,6 +25,7 @@ from raptor.moe.ownership import assign_owners
 from raptor.moe.roles import Role, parameter_roles
 from raptor.moe.routing import record_votes
 from raptor.pipelines.evaluation.config import EvaluationConfig
+from raptor.pipelines.ingestion.config import IngestionConfig
 from raptor.pipelines.training.nodes import plan_privacy, train_raptor
 from raptor.pipelines.training.planning import require_planned
 from raptor.pipelines.training.records import encoded_records
@@ -123,6 +124,7 @@ def test_the_training_stage_writes_a_model_with_the_logits_of_its_adapters(stage
         stage.journals,
         stage.checkpoints,
         stage.training,
+        IngestionConfig(),
     )
     tuned.save_to(stage.out)
     assert caplog.text.count("Trained (lora of rank 3 and alpha 6 on attention and experts)") == 1

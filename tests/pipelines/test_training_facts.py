@@ -19,6 +19,7 @@ from raptor.dp.training import Trainer, random_source
 from raptor.moe.classifier import MoEClassifier
 from raptor.moe.roles import Role, parameter_roles
 from raptor.pipelines.evaluation.config import EvaluationConfig, evaluation_scope
+from raptor.pipelines.ingestion.config import IngestionConfig
 from raptor.pipelines.training.facts import RunWatch, run_start
 from raptor.pipelines.training.planning import raptor_plan, require_isolated
 from raptor.pipelines.training.records import encoded_records
@@ -44,7 +45,7 @@ def trained(folder: Path, training=TRAINING, meddle=lambda model, held: None) ->
         trainer.train()
         trainer.finish()
         meddle(model, held)
-        journal.note(watch.end(model, trainer.keystreams))
+        journal.note(watch.end(model, trainer.keystreams, trainer.left_out))
         return build_certificate(compose_ledger(plan.to_json(), journal.lines(), "m"))
 
 
@@ -99,6 +100,7 @@ def test_the_stage_notes_what_it_checked(tmp_path: Path) -> None:
         "release_journals": tmp_path / "journals",
         "training_checkpoints": tmp_path / "checkpoints",
         "training": TRAINING,
+        "ingestion": IngestionConfig(),
     }
     for name in ("release_journals", "training_checkpoints"):
         given[name].mkdir()

@@ -22,6 +22,13 @@ from raptor.accounting.words import NOT_COVERED, statement, theorems
 from raptor.errors import BudgetError, LedgerError
 
 FORMAT = "raptor-certificate/2"
+PAPERS = (
+    "README.md",
+    "privacy_certificate.json",
+    "privacy_certificate.md",
+    "privacy_ledger.jsonl",
+    "audit.json",
+)
 _ROUNDING = 1e-9
 _PLAN_TOLERANCE = 1e-4
 
@@ -91,10 +98,14 @@ def build_certificate(
 def model_digest(directory: Path) -> str:
     """SHA-256 over the names and contents of all files of a model directory.
 
+    The papers that lie beside an exported model (`PAPERS`) do not count: they are made after the digest, and no
+    model is loaded from them.
+
     Raises:
         LedgerError: there is no such directory, or it is empty.
     """
     files = sorted(path for path in directory.rglob("*") if path.is_file()) if directory.is_dir() else []
+    files = [path for path in files if path.parent != directory or path.name not in PAPERS]
     if not files:
         raise LedgerError(f"{directory} holds no model: run the training stage again")
     total = hashlib.sha256()

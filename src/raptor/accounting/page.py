@@ -41,7 +41,7 @@ def render_page(certificate: Mapping[str, Any]) -> str:
 def _heading(certificate: Mapping[str, Any]) -> str:
     kind = "private" if certificate["private"] else "NOT PRIVATE, a test with seeded noise"
     head = f"# Privacy certificate\n\nRun {certificate['status']}; {kind}."
-    return head + "\n\n" + "\n\n".join(_plain(sentence) for sentence in certificate["statement"])
+    return head + "\n\n" + "\n\n".join(plain(sentence) for sentence in certificate["statement"])
 
 
 def _figures(certificate: Mapping[str, Any]) -> str:
@@ -112,7 +112,7 @@ def _search(search: Mapping[str, Any] | None) -> str:
         f"Selection {search['selection']}, runs {search['runs']}: epsilon {_number(search['epsilon'])} at delta "
         f"{search['delta']:g} for the whole search ({search['method']})."
     )
-    needs = "\n".join(f"- {_plain(need)}" for need in search["needs"])
+    needs = "\n".join(f"- {plain(need)}" for need in search["needs"])
     return f"## Search\n\n{line}" + (f"\n\nThis holds if:\n\n{needs}" if needs else "")
 
 
@@ -120,7 +120,7 @@ def _assumptions(items: Sequence[Mapping[str, str]]) -> str:
     rows = [
         (
             f"**{item['mark']}**" if item["mark"] == CHECKED else item["mark"],
-            _plain(item["text"]) + (f" ({_plain(item['evidence'])})" if item["evidence"] else ""),
+            plain(item["text"]) + (f" ({plain(item['evidence'])})" if item["evidence"] else ""),
         )
         for item in items
     ]
@@ -130,7 +130,7 @@ def _assumptions(items: Sequence[Mapping[str, str]]) -> str:
 
 def _theorems(items: Sequence[Mapping[str, str]]) -> str:
     lines = [
-        f"- {_plain(item['claim'])} {_plain(item['paper'])}, arXiv {_plain(item['arxiv'])}." for item in items
+        f"- {plain(item['claim'])} {plain(item['paper'])}, arXiv {plain(item['arxiv'])}." for item in items
     ]
     return "\n".join(["## What the figures rest on", "", *lines])
 
@@ -154,16 +154,16 @@ def _origin(certificate: Mapping[str, Any]) -> str:
         ("ledger", f"`{ledger['digest']}` ({ledger['lines']} lines)"),
         ("model", f"`{model['digest']}`" if model["digest"] else "none"),
         ("protected layer", str(certificate["layer"])),
-        ("trained", _plain(certificate["trainable"])),
-        ("noise generator", _plain(certificate["generator"]["name"])),
+        ("trained", plain(certificate["trainable"])),
+        ("noise generator", plain(certificate["generator"]["name"])),
     ]
     for code in certificate["code"]:
         state = {True: ", with changes that are not in it", False: "", None: ""}[code["modified"]]
-        commit = (NO_COMMIT if code["commit"] == NO_COMMIT else f"commit {_plain(code['commit'])}") + state
+        commit = (NO_COMMIT if code["commit"] == NO_COMMIT else f"commit {plain(code['commit'])}") + state
         rows.append(("code that ran", f"{commit}; digest `{code['digest']}`"))
     if not certificate["code"]:
         rows.append(("code that ran", NO_CODE))
-    rows += [(f"version of {name}", _plain(value)) for name, value in certificate["versions"].items()]
+    rows += [(f"version of {name}", plain(value)) for name, value in certificate["versions"].items()]
     check = "Check this page, the certificate, the ledger and the model: `raptor verify privacy_certificate.json`."
     return _table("Where it is from", ("what", "value"), rows, is_plain=False) + f"\n\n{check}"
 
@@ -172,7 +172,7 @@ def _table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, is_plain: bool = True
 ) -> str:
     lines = [f"## {title}", "", _row(columns), _row(["---"] * len(columns))]
-    lines += [_row([_plain(str(cell)) if is_plain else cell for cell in row]) for row in rows]
+    lines += [_row([plain(str(cell)) if is_plain else cell for cell in row]) for row in rows]
     return "\n".join(lines)
 
 
@@ -181,11 +181,11 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _bullets(title: str, items: Sequence[str]) -> str:
-    lines = [f"- {_plain(item)}" for item in items] or ["- nothing"]
+    lines = [f"- {plain(item)}" for item in items] or ["- nothing"]
     return "\n".join([f"## {title}", "", *lines])
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text from outside as text: one line, and no markup."""
     return " ".join(text.split()).translate(_MARKUP)
 

@@ -70,7 +70,8 @@ def verify_certificate(
         path: the certificate.
         ledger: its ledger; by default `privacy_ledger.jsonl` beside the certificate, or where the project
             keeps it.
-        model: directory of the released model; by default where the project keeps it, if it is there.
+        model: directory of the released model; by default the certificate's own, where that is an exported model,
+            or where the project keeps it, if it is there.
         audit: results of the audit that the certificate names; by default `audit.json` beside it.
 
     The page is the file beside the certificate of the same name that ends in `.md`, if it is there.
@@ -145,6 +146,9 @@ def _ledger_path(place: Path, given: Path | str | None) -> Path:
 def _model_path(place: Path, given: Path | str | None) -> Path | None:
     if given is not None:
         return Path(given)
+    if (place.parent / "config.json").is_file():
+        # An exported model, with its papers beside it.
+        return place.parent
     candidate = place.parent.parent / MODEL_FOLDER
     return candidate if candidate.is_dir() else None
 

@@ -122,7 +122,8 @@ class _Assembly:
         self.codes = np.concatenate(collected.codes)
 
     def records(self) -> Records:
-        check_texts(self.hashes, self.source.parts[0].name)
+        if self.columns.label is not None:
+            check_texts(self.hashes, self.source.parts[0].name)
         labels, names, held_out = self._labels() if self.columns.label is not None else self._no_labels()
         users = self._users()
         if users is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raptor.pipelines.evaluation.config import EvaluationConfig, evaluation_scope
+from raptor.pipelines.ingestion.config import IngestionConfig
 from raptor.pipelines.training.config import PrivacyConfig, TrainingConfig
 from raptor.progress import track
 
@@ -64,8 +65,11 @@ def train_raptor(
     release_journals: Path,
     training_checkpoints: Path,
     training: TrainingConfig,
+    ingestion: IngestionConfig,
 ) -> tuple[TunedModel, list[dict[str, Any]]]:
     """Train the model by the plan; every release is on disk before it is used.
+
+    Of `ingestion`, the model keeps which columns it was trained on and how long their texts may be.
 
     A training that was killed goes on from its last private checkpoint (see `raptor.dp.resume.PrivateRun`).
 
@@ -127,8 +131,9 @@ def train_raptor(
                     trainer.left_out,
                 )
             trainer.finish()
-            journal.note(watch.end(model, trainer.keystreams))
-            return TunedModel(model, base_model, tuple(label_names)), journal.lines()
+            journal.note(watch.end(model, trainer.keystreams, trainer.left_out))
+            tuned = TunedModel(model, base_model, tuple(label_names), ingestion.text, ingestion.max_length)
+            return tuned, journal.lines()
 
 
 def end_training(

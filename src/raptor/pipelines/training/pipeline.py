@@ -35,6 +35,7 @@ def create_pipeline() -> Pipeline:
                     "release_journals",
                     "training_checkpoints",
                     "params:training",
+                    "params:ingestion",
                 ],
                 outputs=["raptor_model", "release_log"],
                 name="train_raptor",

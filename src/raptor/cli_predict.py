@@ -1,0 +1,55 @@
+"""`raptor predict`: labels and probabilities for a file, by a trained model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.option(
+    "--model",
+    required=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Directory of a released or exported model.",
+)
+@click.option(
+    "--input", "source", required=True, metavar="FILE", help="File, folder or hub data set of texts."
+)
+@click.option(
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="New .csv, .tsv, .jsonl or .parquet file.",
+)
+@click.option("--text", metavar="COL[+COL2]", help="Text column; by default those of training.")
+@click.option("--encoding", default="utf-8", show_default=True, help="Encoding of text files.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or mps.")
+def predict(model: Path, source: str, output: Path, text: str | None, encoding: str, device: str) -> None:
+    """Write the label and the probability of every class for each text, in the order of the file.
+
+    Answers about private texts are as private as the texts.
+    """
+    from raptor.prediction import Predictor, check_output, write_predictions
+    from raptor.progress import on_stderr
+    from raptor.text.columns import Columns
+    from raptor.text.problems import RecordError
+    from raptor.text.records import Rules, read_records
+
+    check_output(output, Path(source))
+    predictor = Predictor.load(model, device)
+    columns = Columns(text or predictor.text, None)
+    try:
+        with on_stderr():
+            records = read_records(
+                source, columns, Rules(encoding=encoding, label_names=predictor.label_names)
+            )
+            rows = write_predictions(
+                predictor.answers(records.table), predictor.label_names, output, Path(source)
+            )
+    except RecordError as error:
+        raise click.ClickException(error.terminal) from None
+    for warning in records.report.warnings:
+        click.echo(f"Warning: {warning}", err=True)
+    click.echo(f"{rows:,} predictions in {output}")

@@ -1,0 +1,232 @@
+"""Labels and probabilities of a trained model for the texts of a file."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from raptor.errors import DataError, ModelError, ParameterError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from raptor.moe.classifier import MoEClassifier
+
+ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
+CHUNK = 4096
+BATCH = 256
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Answers for some texts in the order of the file.
+
+    Attributes:
+        first: number of the first record, counted from 1.
+        labels: class indices, (records,).
+        probabilities: (records, classes) float64.
+    """
+
+    first: int
+    labels: NDArray[np.int64]
+    probabilities: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A trained model with its tokenizer and the names of its classes."""
+
+    model: MoEClassifier
+    tokenizer: Any
+    label_names: tuple[str, ...]
+    text: str | tuple[str, ...]
+    max_length: int
+    device: Any
+
+    @classmethod
+    def load(cls, directory: Path, device: str = "auto") -> Predictor:
+        """Load a released or exported model; nothing is downloaded and no code of the directory is run.
+
+        Raises:
+            ModelError: a file is missing or does not fit the others.
+            ParameterError: the device is not on this machine.
+        """
+        from raptor.dp.training import resolve_device
+        from raptor.moe.classifier import MoEClassifier
+        from raptor.pipelines.ingestion.encoding import load_tokenizer
+
+        place = resolve_device(device)
+        model = MoEClassifier.from_pretrained(directory)
+        config = model.encoder.config
+        listed: dict[Any, str] = dict(config.id2label or {})
+        names = tuple(listed.get(number, "") for number in range(model.num_labels))
+        if len(listed) != model.num_labels or not all(names):
+            raise ModelError(
+                f"{directory} has a head of {model.num_labels} classes, and names for {len(listed)}. "
+                "Its files come from different models."
+            )
+        tokenizer = load_tokenizer(directory)
+        given = getattr(config, "text_columns", "text")
+        return cls(
+            model.to(place).eval(),
+            tokenizer,
+            names,
+            given if isinstance(given, str) else tuple(given),
+            int(tokenizer.model_max_length),
+            place,
+        )
+
+    def answers(self, texts: pa.Table) -> Iterator[Prediction]:
+        """Answers for a table with the columns `text` and `text_pair`, some thousand records at a time."""
+        from raptor.text.encoding import encode_texts
+
+        paired = texts["text_pair"].null_count < len(texts)
+        done = 0
+        for batch in texts.to_batches(CHUNK):
+            pairs = batch.column("text_pair").to_pylist() if paired else None
+            ids = encode_texts(self.tokenizer, batch.column("text").to_pylist(), pairs, self.max_length)
+            probabilities = self._probabilities(ids)
+            yield Prediction(done + 1, probabilities.argmax(axis=1), probabilities)
+            done += len(batch)
+
+    def _probabilities(self, ids: Sequence[Sequence[int]]) -> NDArray[np.float64]:
+        import numpy as np
+        import torch
+
+        from raptor.text.encoding import pad_batch
+
+        order = sorted(range(len(ids)), key=lambda row: len(ids[row]))
+        result = np.empty((len(ids), len(self.label_names)))
+        for start in range(0, len(order), BATCH):
+            rows = order[start : start + BATCH]
+            tokens, mask = (
+                torch.from_numpy(array).to(self.device) for array in pad_batch([ids[row] for row in rows], 0)
+            )
+            with torch.no_grad():
+                logits = self.model(tokens, mask)
+            result[rows] = logits.cpu().double().softmax(dim=1).numpy()
+        return result
+
+
+def write_predictions(
+    answers: Iterable[Prediction], label_names: Sequence[str], output: Path, source: Path | None = None
+) -> int:
+    """Write one row a record: its number, the likeliest class, and the probability of every class.
+
+    CSV and TSV have the columns `row`, `label`, and `p(NAME)` for each class; Parquet has the same, JSON lines an
+    object of probabilities. The file appears under its name when it is whole; on any error nothing is left of it.
+
+    Args:
+        source: the file that was read; it is never written over.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        ParameterError: the output's ending is not known, or it is the source.
+        DataError: the output cannot be written.
+    """
+    check_output(output, source)
+    write = {".jsonl": _write_lines, ".parquet": _write_parquet}.get(output.suffix.lower(), _write_delimited)
+    partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
+    try:
+        try:
+            rows = write(answers, label_names, partial)
+            partial.replace(output)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"{output} cannot be written ({error.strerror or error}). Nothing is left of it: make room, or choose "
+            "another place."
+        ) from None
+    return rows
+
+
+def check_output(output: Path, source: Path | None) -> None:
+    """Refuse an output that could not be written, before a model is loaded.
+
+    Raises:
+        ParameterError: its ending is not known, its folder is not there, or it is the source.
+    """
+    if output.suffix.lower() not in ENDINGS:
+        raise ParameterError(
+            f"--output {output} ends in {output.suffix or 'nothing'}; predictions are written as "
+            f"{', '.join(ENDINGS)}."
+        )
+    if output.is_dir() or not output.parent.is_dir():
+        what = "is a folder" if output.is_dir() else f"lies in {output.parent}, which is not there"
+        raise ParameterError(f"--output {output} {what}. Give the name of a file in a folder that exists.")
+    if source is not None and output.exists() and source.exists() and output.samefile(source):
+        raise ParameterError(
+            f"--output {output} is the input. Predictions never replace what they are made for."
+        )
+
+
+@contextmanager
+def _durable(path: Path) -> Iterator[TextIO]:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_delimited(answers: Iterable[Prediction], names: Sequence[str], path: Path) -> int:
+    rows = 0
+    delimiter = "\t" if ".tsv." in path.name.lower() else ","
+    with _durable(path) as file:
+        writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
+        writer.writerow(["row", "label", *(f"p({name})" for name in names)])
+        for answer in answers:
+            for at, (label, row) in enumerate(zip(answer.labels, answer.probabilities, strict=True)):
+                writer.writerow([answer.first + at, names[label], *(f"{value:.6g}" for value in row)])
+            rows += len(answer.labels)
+    return rows
+
+
+def _write_lines(answers: Iterable[Prediction], names: Sequence[str], path: Path) -> int:
+    rows = 0
+    with _durable(path) as file:
+        for answer in answers:
+            for at, (label, row) in enumerate(zip(answer.labels, answer.probabilities, strict=True)):
+                made = {
+                    "row": answer.first + at,
+                    "label": names[label],
+                    "probabilities": {
+                        name: float(f"{value:.6g}") for name, value in zip(names, row, strict=True)
+                    },
+                }
+                file.write(json.dumps(made, ensure_ascii=False, allow_nan=False) + "\n")
+            rows += len(answer.labels)
+    return rows
+
+
+def _write_parquet(answers: Iterable[Prediction], names: Sequence[str], path: Path) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    fields = [("row", pa.int64()), ("label", pa.string()), *((f"p({name})", pa.float64()) for name in names)]
+    schema = pa.schema(fields)
+    rows = 0
+    with path.open("wb") as file:
+        with pq.ParquetWriter(file, schema) as writer:
+            for answer in answers:
+                count = len(answer.labels)
+                columns = [
+                    pa.array(range(answer.first, answer.first + count), pa.int64()),
+                    pa.array([names[label] for label in answer.labels]),
+                    *(pa.array(answer.probabilities[:, at]) for at in range(len(names))),
+                ]
+                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+                rows += count
+        file.flush()
+        os.fsync(file.fileno())
+    return rows
