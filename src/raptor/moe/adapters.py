@@ -15,7 +15,14 @@ from raptor.moe.families import sparse_layer, sparse_layers
 from raptor.moe.lora import LoRAExperts, LoRALinear
 
 Targets = Literal["attention"] | Sequence[str]
-ATTENTION = ("*.SelfAttention.[qkvo]", "*.self_attn.*_proj", "*.self_attn.kv_a_proj_with_mqa")
+ATTENTION = (
+    "*.SelfAttention.[qkvo]",
+    "*.self_attn.*_proj",
+    "*.self_attn.kv_a_proj_with_mqa",
+    "*.attention.self.*",
+    "*.attention.output.dense",
+    "*.attention.*_lin",
+)
 """The linear layers of attention in the covered families; no family has them all."""
 # The start of training is public and has to be the same wherever it is made: when parameters are checked, in the
 # private run and in the baselines. It protects nothing, so it comes from a constant and never from the streams

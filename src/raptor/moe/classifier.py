@@ -19,6 +19,7 @@ from transformers.models.switch_transformers.modeling_switch_transformers import
 from raptor.errors import ModelError
 from raptor.moe.adapters import require_merged
 from raptor.moe.families import sparse_layers
+from raptor.moe.upcycled import Upcycling, upcycled_class
 
 HEAD_FILE = "classifier_head.safetensors"
 ENCODERS: dict[str, type[PreTrainedModel]] = {"switch_transformers": SwitchTransformersEncoderModel}
@@ -37,23 +38,27 @@ def load_encoder(directory: Path | str) -> PreTrainedModel:
         config: PretrainedConfig = AutoConfig.from_pretrained(place, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{place / 'config.json'} is not a readable model config: {error}") from error
-    if config.model_type not in ENCODERS:
+    is_upcycled = Upcycling.read(config) is not None
+    if not is_upcycled and config.model_type not in ENCODERS:
         raise ModelError(
-            f"{place} holds a {config.model_type!r} model, which is not covered. Covered: {', '.join(ENCODERS)}."
+            f"{place} holds a {config.model_type!r} model, which is not covered. Covered: {', '.join(ENCODERS)}, and "
+            "dense encoders that were upcycled (raptor.moe.assembly)."
         )
+    kind = upcycled_class(config) if is_upcycled else ENCODERS[config.model_type]
     # Batch-dependent or random parts of the base model are off: each would couple records or add untracked
     # randomness. The auxiliary loss is never computed.
-    config.update(
-        {
-            "dropout_rate": 0.0,
-            "router_jitter_noise": 0.0,
-            "output_router_logits": False,
-            "use_cache": False,
-        }
-    )
+    off = {
+        "dropout_rate": 0.0,
+        "router_jitter_noise": 0.0,
+        "output_router_logits": False,
+        "use_cache": False,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    }
+    config.update({name: value for name, value in off.items() if hasattr(config, name)})
     config._attn_implementation = "eager"
     try:
-        loaded: Any = ENCODERS[config.model_type].from_pretrained(
+        loaded: Any = kind.from_pretrained(
             place, config=config, local_files_only=True, dtype=torch.float32, output_loading_info=True
         )
     except (OSError, RuntimeError, SafetensorError) as error:

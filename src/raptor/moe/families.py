@@ -137,6 +137,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("qwen3_moe", "Qwen3MoeSparseMoeBlock"),
     Family("deepseek_v2", "DeepseekV2Moe"),
     Family("granitemoe", "GraniteMoeMoE", router="router"),
+    Family("upcycled", "UpcycledMoeBlock"),
 )
 
 
