@@ -115,6 +115,7 @@ def end_facts(**changes: Any) -> RunEnd:
         "router_weights": 512,
         "records_unchanged": True,
         "keystreams": ("shared/coins", "shared/noise", "expert/coins", "expert/noise"),
+        "left_out": 0,
     }
     return RunEnd(**{**usual, **changes})
 

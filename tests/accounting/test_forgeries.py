@@ -16,7 +16,7 @@ from raptor.accounting.page import render_page
 from raptor.accounting.verification import verify_certificate
 from raptor.errors import LedgerError
 
-from .samples import Project, make_plan, make_project, make_whole
+from .samples import Project, end_facts, make_plan, make_project, make_whole
 
 
 @pytest.fixture(name="project", scope="module")
@@ -192,7 +192,7 @@ RESEALED = {
     ),
     "complete": (set_data(10, status="incomplete"), "line 11 .* status is incomplete"),
     "truncated": (lambda entries: entries.__delitem__(slice(6, None)), "has no closing line"),
-    "header": (set_data(0, format="raptor-ledger/3"), "has the format 'raptor-ledger/3', this version reads"),
+    "header": (set_data(0, format="raptor-ledger/9"), "has the format 'raptor-ledger/9', this version reads"),
     "versions": (lambda entries: entries[0][1]["versions"].update(raptor="9"), "belongs to the ledger"),
 }
 
@@ -221,6 +221,17 @@ def test_an_incomplete_run_cannot_be_called_complete(tmp_path: Path) -> None:
     closing = len(project.lines()) - 1
     project.reseal(set_data(closing, status="complete"))
     refused(project, f"line {closing + 1} .* status is complete, its plan and releases give incomplete")
+
+
+def test_a_run_that_left_steps_out_is_not_complete(tmp_path: Path) -> None:
+    """As many releases as planned, but not all of them went into the model: some were lost in a crash."""
+    project = make_whole(tmp_path, end=end_facts(left_out=3))
+    report = verify_certificate(project.certificate)
+    assert report.status == project.fields()["status"] == "incomplete"
+    assert "last 3 steps of the schedule were left out" in project.fields()["statement"][0]
+    assert project.fields()["epsilon"] == pytest.approx(project.fields()["epsilon_planned"])
+    project.reseal(set_data(len(project.lines()) - 1, status="complete"))
+    refused(project, "status is complete, its plan and releases give incomplete")
 
 
 def test_a_seeded_run_cannot_be_called_secure(tmp_path: Path) -> None:

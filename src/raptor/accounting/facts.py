@@ -129,17 +129,21 @@ class RunEnd:
         router_weights: numbers in the routers that were compared with the base model's and found equal.
         records_unchanged: the records in memory are those that the process started with.
         keystreams: purposes of the keystreams of coins and noise; each was given out once, under its own key.
+        left_out: last steps of the schedule that were not made, because releases that were lost in a crash had used
+            up what they were to cost.
     """
 
     router_weights: int
     records_unchanged: bool
     keystreams: tuple[str, ...]
+    left_out: int
 
     def to_json(self) -> dict[str, Any]:
         return {
             "router_weights": self.router_weights,
             "records_unchanged": self.records_unchanged,
             "keystreams": list(self.keystreams),
+            "left_out": self.left_out,
         }
 
     @classmethod
@@ -149,6 +153,7 @@ class RunEnd:
             checks.count(found["router_weights"], "router_weights", where),
             _flag(found["records_unchanged"], "records_unchanged", where),
             _words(found["keystreams"], "keystreams", where),
+            checks.count(found["left_out"], "left_out", where),
         )
 
 

@@ -21,11 +21,18 @@ from raptor.accounting.chain import Line, canonical, digest, sealed, verify_chai
 from raptor.accounting.facts import END, RUN, RunEnd, RunStart, read_fact
 from raptor.accounting.journal import HEADER, RELEASE, open_lines
 from raptor.accounting.plan import PrivacyPlan, read_plan
-from raptor.accounting.totals import StreamTotal, closing_line, count_releases, reserved_line, status_of
+from raptor.accounting.totals import (
+    StreamTotal,
+    closing_line,
+    count_releases,
+    require_ended,
+    reserved_line,
+    status_of,
+)
 from raptor.accounting.types import Event, Release
 from raptor.errors import LedgerError, ParameterError
 
-FORMAT = "raptor-ledger/2"
+FORMAT = "raptor-ledger/3"
 PLAN = "plan"
 RESERVED = "reserved"
 CLOSING = "closing"
@@ -57,7 +64,7 @@ class Ledger:
 
     @property
     def status(self) -> Literal["complete", "incomplete"]:
-        return status_of(self.totals)
+        return status_of(self.totals, self.end)
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -90,7 +97,9 @@ def compose_ledger(
     places = [number for number, line in enumerate(journal, start=1) if line["kind"] == RELEASE]
     totals = count_releases(checked, list(zip(places, releases, strict=True)), "the release log")
     entries += [(RESERVED, reserved_line(total)) for total in totals if total.planned.is_reserved]
-    entries.append((CLOSING, closing_line(totals, model)))
+    _, end = _read_facts(journal, "the release log")
+    require_ended(totals, end, "the release log")
+    entries.append((CLOSING, closing_line(totals, end, model)))
     return sealed(entries)
 
 
@@ -122,12 +131,13 @@ def _read(checked: list[Line], where: str) -> Ledger:
         if line["kind"] not in (RUN, END)
     ]
     totals = count_releases(plan, releases, where)
+    require_ended(totals, end, where)
     _require_coordinates(starts, totals, where)
     _require_journal(heading, middle, len(releases), where)
     expected = [(RESERVED, reserved_line(total)) for total in totals if total.planned.is_reserved]
     closing = checks.fields(checked[-1]["data"], _CLOSING_FIELDS, f"the closing line of {where}")
     model = None if closing["model"] is None else checks.word(closing["model"], "model", where)
-    expected.append((CLOSING, closing_line(totals, model)))
+    expected.append((CLOSING, closing_line(totals, end, model)))
     for line, (kind, data) in zip(checked[reserved_at:], expected, strict=False):
         _require_equal(line, kind, data, where)
     if len(checked) - reserved_at != len(expected):
@@ -147,7 +157,9 @@ def _read(checked: list[Line], where: str) -> Ledger:
     )
 
 
-def _read_facts(middle: Sequence[Line], where: str) -> tuple[tuple[RunStart, ...], RunEnd | None]:
+def _read_facts(
+    middle: Sequence[Mapping[str, Any]], where: str
+) -> tuple[tuple[RunStart, ...], RunEnd | None]:
     """What the run says that it checked; nothing may stand after its end."""
     facts = [
         read_fact(line["kind"], line["data"], f"line {line['index'] + 1} of {where}")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from raptor.accounting.facts import RunEnd
 from raptor.accounting.plan import PrivacyPlan, StreamPlan
 from raptor.accounting.types import Event, Release
 from raptor.errors import LedgerError
@@ -22,6 +23,11 @@ class StreamTotal:
     @property
     def charged(self) -> int:
         return self.planned.steps if self.planned.is_reserved else self.executed
+
+    @property
+    def is_whole(self) -> bool:
+        """All planned releases were made; what is reserved need not be."""
+        return self.planned.is_reserved or self.executed == self.planned.steps
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -79,10 +85,33 @@ def reserved_line(total: StreamTotal) -> dict[str, Any]:
     }
 
 
-def closing_line(totals: Sequence[StreamTotal], model: str | None) -> dict[str, Any]:
-    return {"streams": [total.to_json() for total in totals], "status": status_of(totals), "model": model}
+def closing_line(totals: Sequence[StreamTotal], end: RunEnd | None, model: str | None) -> dict[str, Any]:
+    return {
+        "streams": [total.to_json() for total in totals],
+        "status": status_of(totals, end),
+        "model": model,
+    }
 
 
-def status_of(totals: Sequence[StreamTotal]) -> Literal["complete", "incomplete"]:
-    done = all(total.executed == total.planned.steps for total in totals if not total.planned.is_reserved)
-    return "complete" if done else "incomplete"
+def status_of(totals: Sequence[StreamTotal], end: RunEnd | None) -> Literal["complete", "incomplete"]:
+    """Complete is a run whose model was made of all planned releases.
+
+    Counts alone do not tell: where releases were lost in a crash, others were made in their place until all were
+    paid for, and the last steps of the schedule were left out.
+    """
+    whole = all(total.is_whole for total in totals) and (end is None or not end.left_out)
+    return "complete" if whole else "incomplete"
+
+
+def require_ended(totals: Sequence[StreamTotal], end: RunEnd | None, where: str) -> None:
+    """A run that made its last step has made all its releases.
+
+    Raises:
+        LedgerError: releases are missing from the schedule of a run that says that it came to its end.
+    """
+    missing = next((total for total in totals if not total.is_whole), None)
+    if missing is not None and end is not None and not end.left_out:
+        raise LedgerError(
+            f"{where} says that the run came to its end, but has {missing.executed} of {missing.planned.steps} "
+            f"releases of stream {missing.planned.name}: some were taken out"
+        )

@@ -82,10 +82,7 @@ def statement(ledger: Ledger, bound: EpsilonBound, split: float, search: Epsilon
             "This run is a test; what follows would hold for secure noise."
         )
     if ledger.status == "incomplete":
-        done = ", ".join(
-            f"{total.planned.name} {total.executed} of {total.planned.steps}" for total in _trained(ledger)
-        )
-        sentences.append(f"The training stopped early ({done} releases). The figures cover what was spent.")
+        sentences.append(_stopped(ledger))
     sentences += [
         f"All releases of the ledger together are ({round_up(bound.epsilon)}, {plan.delta:g})-differentially private "
         f"when {change}.",
@@ -106,6 +103,18 @@ def statement(ledger: Ledger, bound: EpsilonBound, split: float, search: Epsilon
     if plan.unit is Unit.RECORD:
         sentences.append("A person who appears in several records is protected less than one record is.")
     return sentences
+
+
+def _stopped(ledger: Ledger) -> str:
+    if ledger.end is not None and ledger.end.left_out:
+        return (
+            f"The last {ledger.end.left_out} steps of the schedule were left out, because releases that were lost in a "
+            "crash had used up their budget. The figures cover what was spent, the lost releases included."
+        )
+    done = ", ".join(
+        f"{total.planned.name} {total.executed} of {total.planned.steps}" for total in _trained(ledger)
+    )
+    return f"The training stopped early ({done} releases). The figures cover what was spent."
 
 
 def _calibration(ledger: Ledger, split: float) -> str:

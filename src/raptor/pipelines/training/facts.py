@@ -49,8 +49,12 @@ class RunWatch:
         self._key = secrets.token_bytes(32)
         self._before = _fingerprint(records, self._key)
 
-    def end(self, model: nn.Module, keystreams: Sequence[str]) -> RunEnd:
-        """After adapters were folded in; the number of router weights is 0 when one of them has changed."""
+    def end(self, model: nn.Module, keystreams: Sequence[str], left_out: int) -> RunEnd:
+        """After adapters were folded in; the number of router weights is 0 when one of them has changed.
+
+        Args:
+            left_out: steps of the schedule that were not made.
+        """
         after = dict(model.named_parameters())
         same = all(
             name in after and torch.equal(before, after[name].detach().cpu())
@@ -60,6 +64,7 @@ class RunWatch:
             router_weights=sum(weight.numel() for weight in self._routers.values()) if same else 0,
             records_unchanged=hmac.compare_digest(self._before, _fingerprint(self._records, self._key)),
             keystreams=tuple(keystreams),
+            left_out=left_out,
         )
 
 
