@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -31,6 +32,7 @@ def predict(model: Path, source: str, output: Path, text: str | None, encoding: 
 
     Answers about private texts are as private as the texts.
     """
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     from raptor.prediction import Predictor, check_output, write_predictions
     from raptor.progress import on_stderr
     from raptor.text.columns import Columns

@@ -29,7 +29,7 @@ def _guarded(callback: Callable[..., Any]) -> Callable[..., Any]:
     def run_command(**options: Any) -> Any:
         conf_source = bootstrap()
         if not options.get("conf_source"):
-            _check_env(options.get("env"), conf_source)
+            check_env(options.get("env"), conf_source)
         _check_pipelines([options["pipeline"]] if options.get("pipeline") else options.get("pipelines") or [])
         try:
             return callback(**options)
@@ -59,7 +59,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def _check_env(env: str | None, conf_source: Path) -> None:
+def check_env(env: str | None, conf_source: Path) -> None:
     if env and not (conf_source / env).is_dir():
         known = sorted(item.name for item in conf_source.iterdir() if item.is_dir())
         raise ParameterError(f"There is no environment {env}{_closest(env, known)}")

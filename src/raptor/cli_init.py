@@ -1,0 +1,95 @@
+"""`raptor init`: an environment for somebody's own records, and in words what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from raptor.text.report import DataReport
+
+
+@click.command()
+@click.option("--source", required=True, help="File, folder or hub data set.")
+@click.option("--text", required=True, metavar="COL[+COL2]", help="Text column, or two.")
+@click.option("--label", required=True, metavar="COL", help="Column of classes.")
+@click.option("--split", metavar="COL", help="Column that says train, validation or test.")
+@click.option("--user", metavar="COL", help="Column that says whose record it is.")
+@click.option("--encoding", default="utf-8", show_default=True, help="Encoding of text files.")
+@click.option("--max-classes", default=1000, show_default=True, help="More are taken for a wrong column.")
+@click.option(
+    "--epsilon", default=4.0, show_default=True, type=click.FloatRange(0, min_open=True), help="Budget."
+)
+@click.option("--name", help="Name of the environment; by default that of the source.")
+def init(
+    source: str,
+    text: str,
+    label: str,
+    split: str | None,
+    user: str | None,
+    encoding: str,
+    max_classes: int,
+    epsilon: float,
+    name: str | None,
+) -> None:
+    """Read the records once, and write conf/NAME with public constants for a first run on them.
+
+    The counts that are shown are as private as the records. The file holds one of them, rounded down: the number of
+    training records, which is declared public.
+    """
+    from raptor.environment import (
+        Constants,
+        environment_name,
+        in_words,
+        parameters_text,
+        require_free,
+        write_environment,
+    )
+    from raptor.pipelines.ingestion.config import IngestionConfig
+    from raptor.progress import on_stderr
+    from raptor.project import bootstrap
+    from raptor.text.columns import Columns
+    from raptor.text.problems import RecordError
+    from raptor.text.records import Rules, read_records
+
+    conf_source = bootstrap()
+    name = name or environment_name(source)
+    folder = require_free(conf_source, name)
+    usual = IngestionConfig()
+    try:
+        with on_stderr():
+            rules = Rules(encoding=encoding, max_classes=max_classes)
+            records = read_records(source, Columns(text, label, split, user), rules)
+    except RecordError as error:
+        raise click.ClickException(error.terminal) from None
+    constants = Constants.of(_training_records(records.report, usual.held_out_fraction), epsilon)
+    ingestion = {
+        "source": _place(source, conf_source.parent),
+        "text": text,
+        "label": label,
+        "split": split,
+        "user": user,
+        "encoding": encoding if encoding != usual.encoding else None,
+        "max_classes": max_classes if max_classes != usual.max_classes else None,
+    }
+    file = write_environment(folder, parameters_text(ingestion, constants))
+    for warning in records.report.warnings:
+        click.echo(f"Warning: {warning}")
+    click.echo(f"{file} is written:\n\n{in_words(constants, name)}")
+
+
+def _place(source: str, project: Path) -> str:
+    """A source as the project's commands find it, wherever they are given."""
+    path = Path(source).expanduser()
+    if not path.exists():
+        return source
+    whole = path.resolve()
+    return str(whole.relative_to(project) if whole.is_relative_to(project) else whole)
+
+
+def _training_records(report: DataReport, held_out_fraction: float) -> int:
+    """How many records the run will train on; those that it will hold out are drawn then."""
+    train = report.splits.get("train", report.rows)
+    return train if report.held_out is not None else int(train * (1 - held_out_fraction))

@@ -1,0 +1,155 @@
+"""`raptor plan`: what a run would cost, before any record is touched."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from raptor.forecast import Alternative, Costs, Speed
+
+BASE_MODEL = Path("data/06_models/base_model")
+
+
+@click.command()
+@click.option("--env", metavar="NAME", help="Environment, as of `kedro run --env`.")
+@click.option(
+    "--no-measure", is_flag=True, help="Do not run the model on made-up records: no time and memory."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def plan(env: str | None, no_measure: bool, as_json: bool) -> None:
+    """Print noise multipliers, epsilon, time and memory of a run, and how three other choices change them.
+
+    From parameters, the declared number of records and the public base model alone.
+    """
+    # First, as the project's settings keep the model library from drawing bars of its own.
+    parameters, project = _parameters(env)
+    from raptor.forecast import Forecast, measure
+    from raptor.moe.classifier import load_encoder
+    from raptor.moe.families import sparse_layers
+    from raptor.progress import on_stderr
+
+    base_model = _base_model(parameters, project)
+    layer = sparse_layers(load_encoder(base_model))[-1]
+    forecast = Forecast(parameters, layer.num_experts, layer.index)
+    training = parameters["training"]
+    with on_stderr():
+        costs = forecast.costs()
+        others = forecast.alternatives(costs)
+        speed = None
+        if not no_measure:
+            speed = measure(
+                base_model,
+                training,
+                parameters["ingestion"].max_length,
+                layer.index,
+                int(forecast.privacy.population),
+            )
+    if as_json:
+        shown = {
+            **dataclasses.asdict(costs),
+            "delta": forecast.privacy.delta,
+            "seconds": _duration(costs, speed),
+            "memory": None if speed is None else speed.memory,
+            "alternatives": [
+                {**dataclasses.asdict(other), "seconds": _duration(other.costs, speed)} for other in others
+            ],
+        }
+        click.echo(json.dumps(shown, allow_nan=False))
+        return
+    click.echo(_words(parameters, costs, speed, others))
+
+
+def _parameters(env: str | None) -> tuple[dict[str, Any], Path]:
+    """All parameters of an environment, validated, and the project's folder."""
+    from kedro.framework.project import settings
+
+    from raptor.cli_run import check_env
+    from raptor.parameters import MODELS, load_models, validate
+    from raptor.project import bootstrap
+
+    conf_source = bootstrap()
+    check_env(env, conf_source)
+    given = {} if env is None else {"env": env}
+    loader = settings.CONFIG_LOADER_CLASS(str(conf_source), **given, **settings.CONFIG_LOADER_ARGS)
+    return validate(loader["parameters"], load_models(MODELS)), conf_source.parent
+
+
+def _base_model(parameters: dict[str, Any], project: Path) -> Path:
+    """Where the base model is; nothing is downloaded.
+
+    Raises:
+        DataError: a model of the hub is not here yet.
+    """
+    from raptor.errors import DataError
+    from raptor.pipelines.base_model.config import EMBEDDED
+    from raptor.pipelines.base_model.source import locate
+
+    source = parameters["base_model"].source
+    if source == EMBEDDED or Path(source).expanduser().is_dir():
+        return locate(parameters["base_model"])
+    if (project / BASE_MODEL / "config.json").is_file():
+        return project / BASE_MODEL
+    raise DataError(
+        f"The base model {source} is not here yet. `kedro run --pipelines base_model` with this environment fetches it."
+    )
+
+
+def _duration(costs: Costs, speed: Speed | None) -> float | None:
+    if speed is None:
+        return None
+    releases = sum(stream.steps for stream in costs.streams)
+    return costs.record_steps * speed.seconds_a_record + releases * speed.seconds_a_release
+
+
+def _words(parameters: dict[str, Any], costs: Costs, speed: Speed | None, others: list[Alternative]) -> str:
+    privacy, training = parameters["privacy"], parameters["training"]
+    rate = training.batch_size / privacy.population
+    lines = [
+        f"n = {privacy.population:,} {privacy.unit}s (declared), B = {training.batch_size:,}, so each step draws a "
+        f"{privacy.unit} with chance {rate:.3g}.",
+        "",
+        "  stream       steps   noise multiplier   epsilon if it were alone",
+    ]
+    lines += [
+        f"  {stream.name:<10} {stream.steps:>7}   {stream.noise_multiplier:>16.4g}   {stream.epsilon:>8.4g}"
+        for stream in costs.streams
+    ]
+    lines += [
+        f"  together: epsilon {costs.epsilon:.4g} of {privacy.epsilon:g} at delta {privacy.delta:g}. One ledger counts "
+        "all streams; their epsilons do not add up.",
+        "",
+    ]
+    if speed is not None:
+        lines.append(
+            f"Training takes about {_time(_duration(costs, speed))} on this machine's {speed.device}, and "
+            f"{speed.memory / 2**30:.2g} GiB of memory (measured on made-up records of full length; reading, baselines "
+            "and report come on top)."
+        )
+    if rate > 0.5:
+        lines.append(
+            "Most records are in every sample: sampling hardly protects, a smaller batch costs little."
+        )
+    lines.append("")
+    lines.append("Other choices, with the noise on the mean of all steps (smaller is better):")
+    rows = [("as it is", costs)]
+    rows += [(f"{other.parameter}={other.value:g}", other.costs) for other in others]
+    for what, found in rows:
+        took = "" if speed is None else f", {_time(_duration(found, speed))}"
+        lines.append(
+            f"  {what:<28} noise {found.noise / costs.noise:>5.2f} x, noise multiplier "
+            f"{found.streams[0].noise_multiplier:.4g}, epsilon {found.epsilon:.4g}{took}"
+        )
+    return "\n".join(lines)
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown"
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
