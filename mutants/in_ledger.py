@@ -50,8 +50,8 @@ CHAIN = (
     Fault(
         "the number of a line is not checked",
         "accounting/chain.py",
-        'or line["index"] != index:',
-        'or line["index"] < 0:',
+        'if line["index"] != index:',
+        'if line["index"] < 0:',
         BROKEN_LINE,
     ),
     Fault(
@@ -109,8 +109,8 @@ COUNTED = (
     Fault(
         "a run that lacks a step is called complete",
         "accounting/totals.py",
-        "total.executed == total.planned.steps",
-        "total.executed >= total.planned.steps - 1",
+        "or self.executed == self.planned.steps",
+        "or self.executed >= self.planned.steps - 1",
         in_file(LEDGER, "test_a_run_that_lacks_one_step_is_incomplete"),
     ),
     Fault(

@@ -10,6 +10,13 @@ class RaptorError(Exception):
     Places (file, line, record number, column) are allowed, as the user needs them to mend the input.
     """
 
+    def __str__(self) -> str:
+        """The message, with what a terminal would obey or could not show written as an escape."""
+        return "".join(
+            sign if sign.isprintable() or sign in "\n\t" else sign.encode("unicode_escape").decode()
+            for sign in super().__str__()
+        )
+
 
 class ParameterError(RaptorError):
     """A parameter is unknown, missing or out of range."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 
 from raptor.accounting import checks
-from raptor.accounting.compose import Figure, compose, merge, renyi_epsilon
+from raptor.accounting.compose import LEAST_RATE, MOST_NOISE, Figure, compose, merge, renyi_epsilon
 from raptor.accounting.loss import directions, spread
 from raptor.accounting.transform import UnsettledError
 from raptor.accounting.types import Adjacency, EpsilonBound, Event
@@ -45,6 +46,14 @@ def epsilon(
         BudgetError: delta is out of range, the noise is too small for any bound, or accountants disagree.
     """
     events, delta, adjacency = _checked(events, delta, adjacency)
+    bound = _bound(events, delta, adjacency, confirm)
+    if any(event.rate < LEAST_RATE or event.noise_multiplier > MOST_NOISE for event in events):
+        note = f"rates below {LEAST_RATE:g} and noise multipliers above {MOST_NOISE:g} count as these"
+        return replace(bound, note="; ".join(filter(None, [bound.note, note])))
+    return bound
+
+
+def _bound(events: Sequence[Event], delta: float, adjacency: Adjacency, confirm: bool) -> EpsilonBound:
     merged = merge(events)
     if not merged:
         return EpsilonBound(0.0, delta, adjacency, "none", OWN, note="nothing was released")

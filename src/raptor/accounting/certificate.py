@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from raptor.accounting.accountant import epsilon
 from raptor.accounting.assumptions import assumptions
 from raptor.accounting.audit_section import audit_section
 from raptor.accounting.calibration import SplitSum, split_sum
+from raptor.accounting.chain import canonical
 from raptor.accounting.ledger import Ledger, read_ledger
 from raptor.accounting.plan import Accounting
 from raptor.accounting.search import search_epsilon
@@ -21,7 +23,7 @@ from raptor.accounting.types import Adjacency, EpsilonBound, Mode
 from raptor.accounting.words import NOT_COVERED, statement, theorems
 from raptor.errors import BudgetError, LedgerError
 
-FORMAT = "raptor-certificate/2"
+FORMAT = "raptor-certificate/3"
 PAPERS = (
     "README.md",
     "privacy_certificate.json",
@@ -59,7 +61,7 @@ def build_certificate(
     search = None
     if plan.search.selection is not Selection.NONE:
         search = search_epsilon(ledger.events, plan.search, plan.delta, plan.adjacency)
-    return {
+    fields = {
         "format": FORMAT,
         "private": plan.mode is not Mode.SEEDED,
         "status": ledger.status,
@@ -93,6 +95,17 @@ def build_certificate(
         "code": _code(ledger),
         "versions": ledger.versions,
     }
+    return {**fields, "digest": fields_digest(fields)}
+
+
+def fields_digest(certificate: Mapping[str, Any]) -> str:
+    """SHA-256 over all fields of a certificate but `digest`.
+
+    Figures are computed anew with a tolerance, as machines differ in the last digits; this shows a change within it.
+    """
+    return hashlib.sha256(
+        canonical({key: value for key, value in certificate.items() if key != "digest"})
+    ).hexdigest()
 
 
 def model_digest(directory: Path) -> str:
@@ -112,7 +125,8 @@ def model_digest(directory: Path) -> str:
     for path in files:
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
-        total.update(f"{path.relative_to(directory).as_posix()}\0{content}\n".encode())
+        name = os.fsencode(path.relative_to(directory).as_posix())
+        total.update(name + f"\0{content}\n".encode())
     return total.hexdigest()
 
 

@@ -50,7 +50,9 @@ def parse(text: str | bytes, where: str) -> Any:
         return found
 
     try:
-        return json.loads(text, parse_constant=refuse, object_pairs_hook=unique)
+        # Bytes would be taken in any encoding that they might be in.
+        written = text if isinstance(text, str) else text.decode("utf-8")
+        return json.loads(written, parse_constant=refuse, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise LedgerError(f"{where} is not valid JSON: {error}") from None
 
@@ -88,7 +90,9 @@ def verify_chain(lines: Sequence[object], where: str) -> list[Line]:
         body = {key: line[key] for key in ("index", "kind", "data", "previous")}
         if line["hash"] != _digest(body):
             raise LedgerError(f"{place} was changed: its content does not have the hash that it states")
-        if isinstance(line["index"], bool) or line["index"] != index:
+        if type(line["index"]) is not int:
+            raise LedgerError(f"{place} has the index {line['index']!r}, which is no whole number")
+        if line["index"] != index:
             raise LedgerError(f"{place} says that it is line {line['index'] + 1}: lines are missing or moved")
         if line["previous"] != previous:
             raise LedgerError(f"{place} does not follow the line before it: lines are missing or moved")

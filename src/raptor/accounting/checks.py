@@ -11,6 +11,8 @@ from typing import TypeVar
 from raptor.errors import BudgetError, ParameterError
 
 E = TypeVar("E", bound=StrEnum)
+LARGEST_COUNT = 2**63 - 1
+LEAST_DELTA = 1e-100
 
 
 def real(value: object, name: str, where: str = "") -> float:
@@ -21,7 +23,10 @@ def real(value: object, name: str, where: str = "") -> float:
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ParameterError(f"{_place(name, where)} must be a number, not {_shown(value)}")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number):
         raise ParameterError(f"{_place(name, where)} must be a finite number, not {_shown(value)}")
     return number
@@ -55,12 +60,14 @@ def share(value: object, name: str, where: str = "") -> float:
 
 
 def count(value: object, name: str, where: str = "", minimum: int = 0) -> int:
-    """`value` as a whole number of at least `minimum`; refuses bool and floats."""
+    """`value` as a whole number from `minimum` to `LARGEST_COUNT`; refuses bool and floats."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ParameterError(f"{_place(name, where)} must be a whole number, not {_shown(value)}")
     number = int(value)
     if number < minimum:
         raise ParameterError(f"{_place(name, where)} must be at least {minimum}, not {number}")
+    if number > LARGEST_COUNT:
+        raise ParameterError(f"{_place(name, where)} must be at most {LARGEST_COUNT}, not {_shown(number)}")
     return number
 
 
@@ -94,6 +101,11 @@ def budget_delta(value: object, where: str = "") -> float:
         raise BudgetError(
             f"{_place('delta', where)} must be above 0 and below 1, not {_shown(value)}; "
             "choose less than one over the number of records"
+        )
+    if number < LEAST_DELTA:
+        raise BudgetError(
+            f"{_place('delta', where)} must be at least {LEAST_DELTA:g}, not {_shown(value)}: below that nothing is "
+            "computed"
         )
     return number
 

@@ -31,6 +31,9 @@ _REFINED_ENOUGH = 1e-3
 # The guess is near enough to look for the grid, and how often it is bettered.
 _NEAR = 0.7
 _GUESSES = 12
+# What numbers can express: a rarer sample counts as one of this rate, and larger noise as this, which never lowers
+# epsilon. Less noise is refused.
+LEAST_RATE, LEAST_NOISE, MOST_NOISE = 1e-30, 1e-15, 1e15
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,19 @@ class Figure:
 
 
 def merge(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Equal events as one, no event of 0 steps, and all unsampled Gaussians as the one they compose to."""
+    """Equal events as one, no event of 0 steps, and all unsampled Gaussians as the one they compose to.
+
+    Raises:
+        BudgetError: a noise multiplier is too small for any bound.
+    """
     steps: dict[tuple[float, float], int] = {}
     for event in events:
         if event.steps:
-            key = (event.rate, event.noise_multiplier)
+            if event.noise_multiplier < LEAST_NOISE:
+                raise BudgetError(
+                    f"the noise is too small to account for: a noise multiplier is {event.noise_multiplier}"
+                )
+            key = max(event.rate, LEAST_RATE), min(event.noise_multiplier, MOST_NOISE)
             steps[key] = steps.get(key, 0) + event.steps
     merged = [Event(rate, noise, count) for (rate, noise), count in sorted(steps.items()) if rate < 1]
     precision = math.fsum(count / noise**2 for (rate, noise), count in sorted(steps.items()) if rate == 1)

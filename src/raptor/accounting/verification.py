@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raptor.accounting.certificate import build_certificate, model_digest
+from raptor.accounting.certificate import build_certificate, fields_digest, model_digest
 from raptor.accounting.chain import parse, read_chain
 from raptor.accounting.page import render_page
 from raptor.errors import BudgetError, LedgerError
@@ -44,11 +44,20 @@ class VerificationReport:
     model: Path | None
     page: Path | None
     audit: Path | None
+    names_model: bool
+
+    @property
+    def no_model(self) -> str:
+        return (
+            "no model found to check"
+            if self.names_model
+            else "the ledger names no model, so none was checked"
+        )
 
     def line(self) -> str:
         """One line for a person."""
         head = "valid" if self.private else "valid, but NOT PRIVATE (the noise came from a seed)"
-        model = f"model {self.model} checked" if self.model else "no model found to check"
+        model = f"model {self.model} checked" if self.model else self.no_model
         others = [f"page {self.page} checked"] * (self.page is not None)
         others += [f"audit {self.audit} checked"] * (self.audit is not None)
         return (
@@ -83,8 +92,8 @@ def verify_certificate(
     found = _read(place)
     ledger_path = _ledger_path(place, ledger)
     lines = read_chain(ledger_path)
-    stated = found.get("ledger")
-    digest = stated.get("digest") if isinstance(stated, Mapping) else None
+    named = found.get("ledger")
+    digest = named.get("digest") if isinstance(named, Mapping) else None
     audit_path = _audit_path(place, found, audit)
     try:
         expected = build_certificate(lines, None if audit_path is None else _read(audit_path, "an audit"))
@@ -94,7 +103,13 @@ def verify_certificate(
         raise LedgerError(
             f"the certificate belongs to the ledger {digest}, but {ledger_path} is {expected['ledger']['digest']}"
         )
-    _compare(expected, found, "")
+    # Last, as the first thing that is wrong should be told, and not only that something is.
+    stated = found.get("digest")
+    _compare({**expected, "digest": stated} if "digest" in found else expected, found, "")
+    if stated != fields_digest(found):
+        raise LedgerError(
+            f"{place} was changed: its fields do not have the digest that it states, {stated!r}"
+        )
     page_path = _require_page(place, found)
     model_path = _model_path(place, model)
     if model_path is not None and expected["model"]["digest"] is not None:
@@ -118,6 +133,7 @@ def verify_certificate(
         model=model_path if expected["model"]["digest"] is not None else None,
         page=page_path,
         audit=audit_path,
+        names_model=expected["model"]["digest"] is not None,
     )
 
 
