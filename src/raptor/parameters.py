@@ -26,6 +26,7 @@ MODELS: Mapping[str, str] = {
     "training": "raptor.pipelines.training.config:TrainingConfig",
     "accounting": "raptor.pipelines.accounting.config:AccountingConfig",
     "evaluation": "raptor.pipelines.evaluation.config:EvaluationConfig",
+    "benchmark": "raptor.pipelines.benchmark.config:BenchmarkConfig",
     "audit": "raptor.pipelines.audit.config:AuditConfig",
     "tracking": "raptor.hooks.config:TrackingConfig",
 }

@@ -10,7 +10,8 @@ import torch
 from raptor.accounting.plan import PrivacyPlan
 from raptor.dp.clipping import ClippingRule
 from raptor.dp.config import TrainingConfig
-from raptor.dp.methods import ONE_STREAM, Method, engine_specs
+from raptor.dp.engines import engine_specs
+from raptor.dp.methods import ONE_STREAM, Method
 from raptor.dp.records import Batch, EncodedRecords
 from raptor.dp.trainable import make_trainable
 from raptor.dp.training import Trainer, random_source

@@ -78,3 +78,7 @@ class ReleaseJournalStore(PrivateFolder):
 
 class CheckpointFolder(PrivateFolder):
     """The folder of the private checkpoint of a training that has not ended (see `raptor.dp.checkpoints`)."""
+
+
+class ResultsFolder(PrivateFolder):
+    """The folder of results that are kept one by one, so that a run that is cut off goes on where it was."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,3 +116,25 @@ class FigureDataset(AtomicDataset["Figure", bytes]):
 
         data.savefig(path, format="png", dpi=self._dpi, bbox_inches="tight")
         pyplot.close(data)
+
+
+class ParquetDataset(AtomicDataset[Sequence[Mapping[str, Any]], list[dict[str, Any]]]):
+    """Rows of like columns in a Parquet file: saves and loads a list of mappings."""
+
+    def _read(self, path: Path) -> list[dict[str, Any]]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+        except pa.ArrowInvalid as error:
+            raise DataError(
+                f"{path} is not a Parquet file ({error}). Delete it and run its stage again."
+            ) from error
+        return rows
+
+    def _write(self, data: Sequence[Mapping[str, Any]], path: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.Table.from_pylist([dict(row) for row in data]), path)

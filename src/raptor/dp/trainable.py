@@ -6,18 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import filter as matching
-from typing import Literal
 
 from torch import nn
 
 from raptor.dp.config import TrainingConfig
+from raptor.dp.methods import Scope
 from raptor.errors import ParameterError
 from raptor.moe.adapters import add_lora
 from raptor.moe.roles import expert_parameters, shared_parameters
 
 HEAD = "head."
-Scope = Literal["shared", "expert", "protected", "joint"]
-"""Which trained parameters: one role, both roles of the protected layer, or all that know no roles."""
 NOTHING_LEFT = "training.frozen leaves no shared parameter to train."
 
 

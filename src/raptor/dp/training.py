@@ -16,9 +16,10 @@ from raptor.accounting.plan import PrivacyPlan
 from raptor.accounting.types import Adjacency, Release, Unit
 from raptor.dp.clipping import ClippingRule
 from raptor.dp.config import TrainingConfig
+from raptor.dp.engines import engine_specs
 from raptor.dp.gradients.engine import GradientEngine
 from raptor.dp.mechanism import GaussianMechanism, ReleaseSink
-from raptor.dp.methods import ONE_STREAM, Method, engine_specs
+from raptor.dp.methods import ONE_STREAM, Method
 from raptor.dp.optimizer import ReleaseOptimizer
 from raptor.dp.plan import EXPERT, MONOLITHIC, SHARED
 from raptor.dp.records import EncodedRecords

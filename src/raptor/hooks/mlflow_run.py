@@ -7,7 +7,8 @@ import json
 import logging
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from raptor.hooks.config import TrackingConfig
 
 _LONGEST_PARAMETER = 6000
 _PARAMETERS_AT_ONCE = 100
+# So many of its parameters name a child.
+_NAMING = 4
 
 
 class MlflowRun:
@@ -86,6 +89,30 @@ class MlflowRun:
                 self._client.log_metric(self.run_id, key, float(value))
             else:
                 self._client.set_tag(self.run_id, key, str(value))
+
+    def log_children(self, rows: Sequence[Mapping[str, Any]], keys: Collection[str]) -> None:
+        """A finished run below this one for each row: `keys` are its metrics, all else are its parameters."""
+        from mlflow.entities import Metric, Param
+        from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+
+        experiment = self._client.get_run(self.run_id).info.experiment_id
+        for row in rows:
+            flat = dict(flatten(row))
+            given = {name: value for name, value in flat.items() if name not in keys}
+            now = int(time.time() * 1000)
+            child = self._client.create_run(
+                experiment,
+                run_name=" ".join(str(value) for value in list(given.values())[:_NAMING]),
+                tags={MLFLOW_PARENT_RUN_ID: self.run_id},
+            )
+            metrics = [
+                Metric(sanitise(name), float(flat[name]), now, 0)
+                for name in keys
+                if isinstance(flat.get(name), int | float) and math.isfinite(flat[name])
+            ]
+            params = [Param(sanitise(name), _short(value)) for name, value in given.items()]
+            self._client.log_batch(child.info.run_id, metrics=metrics, params=params)
+            self._client.set_terminated(child.info.run_id, "FINISHED")
 
     def log_artifact(self, place: Path, folder: str | None) -> None:
         """A file or a folder, as it lies on the disk."""

@@ -3,9 +3,11 @@
 A catalog entry asks to be recorded with ``metadata.mlflow``::
 
     mlflow: {kind: metrics | artifact | [metrics, artifact], artifact_dir: audit, prefix: evaluation, keys: [...]}
+    mlflow: {kind: children, keys: [...]}
 
 ``artifact_dir`` is the folder among the run's artifacts, ``prefix`` comes before the names of metrics (default:
-the data set's name), ``keys`` names those to record (default: every number). Keys called ``path`` or ``filepath``
+the data set's name), ``keys`` names those to record (default: every number). With ``children`` each row of the data
+becomes a run below this one; ``keys`` are its metrics, all else its parameters. Keys called ``path`` or ``filepath``
 would not do: Kedro rewrites them. What is recorded must be labelled public or released. No text of an exception is
 recorded.
 """
@@ -31,7 +33,7 @@ from raptor.hooks.config import TrackingConfig
 from raptor.hooks.mlflow_run import MlflowRun
 
 _LOGGED_LABELS = ("public", "released")
-_KINDS = ("metrics", "artifact")
+_KINDS = ("metrics", "artifact", "children")
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,8 @@ class TrackingHook:
                 run = self._opened()
                 if "metrics" in record.kinds:
                     run.log_metrics(record.data, record.prefix, record.keys)
+                if "children" in record.kinds:
+                    run.log_children(record.data, record.keys)
                 if "artifact" in record.kinds:
                     run.log_artifact(record.place, record.folder)
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from raptor.accounting.plan import PrivacyPlan
 from raptor.dp.clipping import ClippingRule
 from raptor.dp.config import TrainingConfig
+from raptor.dp.engines import engine_specs
 from raptor.dp.gradients.losses import classification_loss
 from raptor.dp.mechanism import GaussianMechanism
-from raptor.dp.methods import engine_specs
 from raptor.dp.plan import DIAGNOSTICS
 from raptor.dp.records import EncodedRecords
 from raptor.dp.trainable import make_trainable

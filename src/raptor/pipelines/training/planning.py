@@ -11,9 +11,10 @@ from raptor.accounting.plan import PrivacyPlan, StreamPlan
 from raptor.accounting.selection import Search
 from raptor.accounting.types import Adjacency, Unit
 from raptor.dp.config import PrivacyConfig, TrainingConfig
+from raptor.dp.engines import engine_specs
 from raptor.dp.gradients.engine import JointGradients, OwnerExpertGradients
 from raptor.dp.isolation import Isolation, check_isolation
-from raptor.dp.methods import Method, engine_specs
+from raptor.dp.methods import Method
 from raptor.dp.plan import (
     DIAGNOSTICS,
     EVALUATION,

@@ -1,0 +1,160 @@
+"""One run of the benchmark: a method on a set, at a budget, with a seed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from raptor.accounting.accountant import epsilon as joint_epsilon
+from raptor.accounting.plan import PrivacyPlan
+from raptor.accounting.types import Adjacency, Event, Release
+from raptor.dp.config import PrivacyConfig, TrainingConfig
+from raptor.dp.methods import ONE_STREAM
+from raptor.dp.training import Trainer, random_source, resolve_device
+from raptor.errors import BudgetError
+from raptor.moe.classifier import MoEClassifier
+from raptor.pipelines.benchmark.config import BenchmarkConfig
+from raptor.pipelines.benchmark.recipes import RECIPES, Recipe
+from raptor.pipelines.benchmark.sets import BenchmarkSet
+from raptor.pipelines.evaluation.config import EvaluationConfig, EvaluationScope
+from raptor.pipelines.evaluation.scoring import score_model
+from raptor.pipelines.training.planning import monolithic_plan, raptor_plan, require_isolated
+
+# Non-private methods take the sampler of a plan; what noise stands in it plays no part.
+NO_BUDGET = 8.0
+SCOPE = EvaluationScope(records_are_public=True, baselines=())
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is run. `epsilon` is None for a method without privacy."""
+
+    dataset: str
+    method: str
+    epsilon: float | None
+    seed: int
+
+    @property
+    def key(self) -> tuple[str, str, float, int]:
+        return (self.dataset, self.method, self.epsilon or 0.0, self.seed)
+
+
+@dataclass
+class Bed:
+    """What all cells share, and what they need not do twice: plans, and the isolation gate."""
+
+    base_model: Path
+    layer_plan: Mapping[str, Any]
+    sparse: tuple[int, ...]
+    training: TrainingConfig
+    config: BenchmarkConfig
+    plans: dict[Any, PrivacyPlan] = field(default_factory=dict)
+    isolated: set[Any] = field(default_factory=set)
+
+    def run(self, cell: Cell, data: BenchmarkSet) -> dict[str, Any]:
+        """Train and score; the row of the results.
+
+        Raises:
+            BudgetError: the releases that were made cost more than the cell's budget.
+        """
+        started = time.perf_counter()
+        recipe = RECIPES[cell.method]
+        training = self.training_of(cell.method, recipe, cell.seed)
+        layer = recipe.protected(int(self.layer_plan["layers"][0]), self.sparse)
+        delta = float(len(data.train) ** -1.1)
+        plan = self._plan(cell, recipe, training, layer, len(data.train), delta)
+        model = MoEClassifier.from_encoder(self.base_model, data.classes)
+        if recipe.is_private and (cell.method, data.classes) not in self.isolated:
+            require_isolated(model, layer, training, recipe.method)
+            self.isolated.add((cell.method, data.classes))
+        releases: list[Release] = []
+        trainer = Trainer(model, data.owned(layer), plan, training, random_source(training), _Sink(releases))
+        trainer.train(recipe.method)
+        trainer.finish()
+        spent = spent_epsilon(releases, delta) if recipe.is_private else None
+        if spent is not None and cell.epsilon is not None and spent > cell.epsilon:
+            raise BudgetError(f"{cell} has spent epsilon {spent:.6g}.")
+        accuracy = score_model(
+            model, data.test, 10, 512, resolve_device(training.device), f"{cell.dataset}, {recipe.title}"
+        ).confusion
+        noises = {stream.name: stream.noise_multiplier for stream in plan.streams}
+        return {
+            "dataset": cell.dataset,
+            "method": cell.method,
+            "epsilon": cell.epsilon or 0.0,
+            "seed": cell.seed,
+            "accuracy": float(accuracy.trace() / accuracy.sum()),
+            "epsilon_spent": spent or 0.0,
+            "delta": delta,
+            "releases": len(releases),
+            "noise_shared": noises.get("shared", noises.get("monolithic", 0.0)) if spent else 0.0,
+            "noise_expert": noises.get("expert", 0.0) if spent else 0.0,
+            "layer": layer,
+            "trained": trainer.trainable.count(_names(trainer, recipe)),
+            "train_records": len(data.train),
+            "test_records": len(data.test),
+            "seconds": time.perf_counter() - started,
+        }
+
+    def training_of(self, method: str, recipe: Recipe, seed: int) -> TrainingConfig:
+        """The training of a method with a seed of its own: records are public, and cells are compared by seed."""
+        training = recipe.training(
+            self.training, self.config.step_sizes.get(method, 1.0), self.config.full_frozen
+        )
+        return training.model_copy(update={"randomness": "seeded", "seed": seed, "checkpoint_every": 0})
+
+    def _plan(
+        self, cell: Cell, recipe: Recipe, training: TrainingConfig, layer: int, records: int, delta: float
+    ) -> PrivacyPlan:
+        key = (cell.method, cell.epsilon, records)
+        if key not in self.plans:
+            privacy = recipe.privacy(cell.epsilon or NO_BUDGET, delta, self.config.rho)
+            self.plans[key] = _make_plan(
+                recipe, privacy, training, {**self.layer_plan, "layers": [layer]}, records
+            )
+        return self.plans[key]
+
+
+class _Sink:
+    """Releases of a run on public records, in memory: nothing of it survives the run but its score."""
+
+    def __init__(self, releases: list[Release]) -> None:
+        self._releases = releases
+
+    def append(self, release: Release) -> None:
+        self._releases.append(release)
+
+
+def _names(trainer: Trainer, recipe: Recipe) -> tuple[str, ...]:
+    scope = ONE_STREAM[recipe.method].scope if recipe.method in ONE_STREAM else "protected"
+    return trainer.trainable.of(scope)
+
+
+def _make_plan(
+    recipe: Recipe,
+    privacy: PrivacyConfig,
+    training: TrainingConfig,
+    layer_plan: Mapping[str, Any],
+    records: int,
+) -> PrivacyPlan:
+    constants = {
+        "population": records,
+        "population_source": "declared: rows of the training split",
+        "taken_as_public": ["all records and labels: this is a benchmark on public sets"],
+    }
+    if recipe.method in ONE_STREAM:
+        return monolithic_plan(layer_plan, constants, privacy, training)
+    return raptor_plan(layer_plan, constants, privacy, training, EvaluationConfig(), SCOPE)
+
+
+def spent_epsilon(releases: Iterable[Release], delta: float) -> float:
+    """Epsilon of releases that were made, all in one ledger, from what the mechanism wrote about each."""
+    counts: dict[tuple[float, float], int] = {}
+    for release in releases:
+        pair = (release.rate, release.noise_multiplier)
+        counts[pair] = counts.get(pair, 0) + 1
+    events = [Event(rate, noise, count) for (rate, noise), count in counts.items()]
+    return joint_epsilon(events, delta, Adjacency.ADD_REMOVE).epsilon

@@ -1,0 +1,62 @@
+"""Parameters of the benchmark."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from raptor.pipelines.benchmark.recipes import BASELINES, HEADROOM, RAPTOR, RECIPES
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class BenchmarkConfig(BaseModel):
+    """Which methods are compared on which sets. All records of the sets are taken as public."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    folder: str = Field(default=".", description="folder of the sets")
+    sets: tuple[str, ...] = Field(
+        default=(), description="names of Parquet files in the folder, or paths of their own"
+    )
+    methods: tuple[str, ...] = Field(
+        default=(RAPTOR, "raptor_split", *BASELINES, *HEADROOM, "nonprivate", "nonprivate_lora"),
+        description="methods to compare",
+    )
+    seeds: dict[str, int] = Field(
+        default={"1": 5, "4": 3, "8": 3},
+        description="epsilon -> number of seeds; methods without privacy get the smallest number",
+    )
+    step_sizes: dict[str, Positive] = Field(
+        default={}, description="factor on all step sizes, by method; tuned on sets that are not reported"
+    )
+    full_frozen: tuple[str, ...] = Field(
+        default=("*.shared.weight",), description="what methods that train everything leave as it is"
+    )
+    rho: float = Field(
+        default=0.8, gt=0, lt=1, description="the paper's split: share of epsilon for shared parameters"
+    )
+    train_records: int = Field(default=10_000, gt=0, description="most training records of a set")
+    test_records: int = Field(default=2_000, gt=0, description="most test records of a set")
+
+    @field_validator("methods")
+    @classmethod
+    def _known(cls, methods: tuple[str, ...]) -> tuple[str, ...]:
+        if unknown := [name for name in methods if name not in RECIPES]:
+            raise ValueError(f"unknown methods {', '.join(unknown)}; known are {', '.join(RECIPES)}")
+        return methods
+
+    @field_validator("seeds")
+    @classmethod
+    def _numbers(cls, seeds: dict[str, int]) -> dict[str, int]:
+        for epsilon, number in seeds.items():
+            try:
+                value = float(epsilon)
+            except ValueError:
+                value = -1.0
+            if not value > 0 or number < 1:
+                raise ValueError(
+                    f"an epsilon above 0 and a number of seeds are needed, not {epsilon}: {number}"
+                )
+        return seeds

@@ -1,0 +1,120 @@
+"""The grid of cells, in an order that makes a grid that is cut off useful, and where finished cells lie."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from raptor.dp.config import TrainingConfig
+from raptor.errors import DataError
+from raptor.pipelines.benchmark.cells import Cell
+from raptor.pipelines.benchmark.config import BenchmarkConfig
+from raptor.pipelines.benchmark.recipes import RECIPES
+
+# What says which cells are run, and changes no result of a cell.
+_CHOICES = frozenset({"folder", "sets", "methods", "seeds", "step_sizes"})
+
+
+def cells_of(config: BenchmarkConfig) -> list[Cell]:
+    """All cells, seed by seed: after each seed there is a whole comparison with one repetition more."""
+    budgets = {float(epsilon): number for epsilon, number in config.seeds.items()}
+    # Without privacy there is one cell for all budgets.
+    without = min(budgets.values(), default=0)
+    found = []
+    for seed in range(max(budgets.values(), default=0)):
+        for epsilon in sorted(budgets):
+            for dataset in config.sets:
+                found += [
+                    Cell(Path(dataset).stem, method, epsilon, seed)
+                    for method in config.methods
+                    if RECIPES[method].is_private and seed < budgets[epsilon]
+                ]
+        for dataset in config.sets:
+            found += [
+                Cell(Path(dataset).stem, method, None, seed)
+                for method in config.methods
+                if not RECIPES[method].is_private and seed < without
+            ]
+    return found
+
+
+class CellStore:
+    """Finished cells on disk, each under what its result depends on: other parameters find nothing.
+
+    A cell is written when it ends, so that a grid that is cut off goes on with the same command.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        base_model: Path,
+        layer_plan: Mapping[str, Any],
+        training: TrainingConfig,
+        config: BenchmarkConfig,
+        max_length: int,
+    ) -> None:
+        self._folder = folder
+        self._steps = config.step_sizes
+        self._digests: dict[str, str] = {}
+        weights = sorted([*base_model.glob("*.safetensors"), *base_model.glob("*.bin")])
+        self._settings = {
+            "model": [_file_digest(file) for file in weights],
+            "layers": list(layer_plan["layers"]),
+            # Where and in what portions it is computed plays no part.
+            "training": training.model_dump(
+                mode="json",
+                exclude={"device", "threads", "physical_batch_size", "checkpoint_every", "resume"},
+            ),
+            "benchmark": config.model_dump(mode="json", exclude=set(_CHOICES)),
+            "max_length": max_length,
+        }
+
+    def add_set(self, name: str, place: Path) -> None:
+        """Say which file a set is, before its cells are looked for."""
+        self._digests[name] = _file_digest(place)
+
+    def find(self, cell: Cell) -> dict[str, Any] | None:
+        """The row of a finished cell.
+
+        Raises:
+            DataError: what lies there is not a row.
+        """
+        place = self._place(cell)
+        if not place.is_file():
+            return None
+        try:
+            row: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise DataError(
+                f"{place} is no result of a cell. Delete it, and run the benchmark again."
+            ) from error
+        return row
+
+    def keep(self, cell: Cell, row: Mapping[str, Any]) -> None:
+        """Write a row; it appears under its name when it is whole."""
+        place = self._place(cell)
+        partial = place.with_suffix(".partial")
+        partial.write_text(json.dumps(row, allow_nan=False), encoding="utf-8")
+        partial.replace(place)
+
+    def _place(self, cell: Cell) -> Path:
+        depends = {
+            **self._settings,
+            "set": self._digests[cell.dataset],
+            "step": self._steps.get(cell.method, 1.0),
+        }
+        digest = hashlib.sha256(json.dumps([depends, cell.key], sort_keys=True).encode()).hexdigest()
+        budget = "none" if cell.epsilon is None else f"{cell.epsilon:g}"
+        return self._folder / f"{cell.dataset}-{cell.method}-{budget}-{cell.seed}-{digest[:12]}.json"
+
+
+def _file_digest(place: Path) -> str:
+    return hashlib.sha256(place.read_bytes()).hexdigest()
+
+
+def layers_of(methods: Sequence[str], chosen: int, sparse: Sequence[int]) -> list[int]:
+    """Layers that some method protects."""
+    return sorted({RECIPES[method].protected(chosen, sparse) for method in methods})

@@ -1,0 +1,100 @@
+"""Nodes of the benchmark."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from raptor.pipelines.benchmark.config import BenchmarkConfig
+from raptor.pipelines.training.config import TrainingConfig
+from raptor.progress import track
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+logger = logging.getLogger(__name__)
+
+
+def run_benchmark(
+    base_model: Path,
+    layer_plan: Mapping[str, Any],
+    benchmark_cells: Path,
+    config: BenchmarkConfig,
+    training: TrainingConfig,
+    owner_vote: Literal["weight", "count"],
+    max_length: int,
+) -> list[dict[str, Any]]:
+    """Run every cell that is not finished yet; one row a cell.
+
+    All records are public: they are labelled sets that the operator names here for a comparison. Nothing is
+    claimed for the models, which are dropped when they are scored.
+
+    Args:
+        benchmark_cells: folder of finished cells.
+
+    Raises:
+        ParameterError: no set is named, or a set is not there.
+        DataError: a set cannot be read.
+        BudgetError: a budget does not fit a set, or a cell has spent more than it had.
+    """
+    from raptor.errors import ParameterError
+    from raptor.moe.classifier import load_encoder
+    from raptor.moe.families import sparse_layers
+    from raptor.pipelines.benchmark.cells import Bed
+    from raptor.pipelines.benchmark.grid import CellStore, cells_of, layers_of
+    from raptor.pipelines.benchmark.sets import load_set, locate
+
+    if not config.sets:
+        raise ParameterError(
+            "benchmark.sets names no set. Run with --env glue-cpu, or give benchmark.folder and benchmark.sets."
+        )
+    sparse = tuple(layer.index for layer in sparse_layers(load_encoder(base_model)))
+    layers = layers_of(config.methods, int(layer_plan["layers"][0]), sparse)
+    store = CellStore(benchmark_cells, base_model, layer_plan, training, config, max_length)
+    bed = Bed(base_model, layer_plan, sparse, training, config)
+    places = {Path(name).stem: locate(Path(config.folder), name) for name in config.sets}
+    for name, place in places.items():
+        store.add_set(name, place)
+    cells = cells_of(config)
+    rows = [row for cell in cells if (row := store.find(cell)) is not None]
+    missing = [cell for cell in cells if store.find(cell) is None]
+    logger.info("Benchmark: %d cells, %d of them finished before.", len(cells), len(rows))
+    data = {
+        name: load_set(
+            place,
+            base_model,
+            layers,
+            max_length=max_length,
+            train_records=config.train_records,
+            test_records=config.test_records,
+            vote=owner_vote,
+        )
+        for name, place in places.items()
+        if any(cell.dataset == name for cell in missing)
+    }
+    for cell in track(missing, "Benchmark", is_public=True):
+        row = bed.run(cell, data[cell.dataset])
+        store.keep(cell, row)
+        rows.append(row)
+    return sorted(rows, key=lambda row: (row["dataset"], row["epsilon"], row["method"], row["seed"]))
+
+
+def summarise_benchmark(rows: Sequence[Mapping[str, Any]]) -> tuple[str, Figure, Figure]:
+    """Tables as Markdown, accuracy against epsilon, gains."""
+    from raptor.pipelines.benchmark.figures import accuracy_by_epsilon, gains
+    from raptor.pipelines.benchmark.summary import Results, page
+
+    results = Results(rows)
+    facts = [
+        f"{len(rows)} runs; {sum(float(row['seconds']) for row in rows) / 60:.0f} minutes in all",
+        "sets, with training and test records: "
+        + ", ".join(
+            f"{name} ({row['train_records']:,}, {row['test_records']:,})"
+            for name in results.datasets
+            for row in [next(row for row in rows if row["dataset"] == name)]
+        ),
+        "delta is n^-1.1; the epsilon that each run has spent was computed from its own releases",
+    ]
+    return page(results, facts), accuracy_by_epsilon(results), gains(results)

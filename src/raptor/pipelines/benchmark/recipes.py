@@ -1,0 +1,91 @@
+"""The methods of the benchmark: a few words of configuration each, over one mechanism."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from raptor.dp.config import PrivacyConfig, TrainingConfig
+from raptor.dp.methods import ONE_STREAM, Method
+
+LayerRule = Literal["chosen", "first", "last"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a method differs from RAPTOR on the same bed.
+
+    Attributes:
+        title: for tables and figures.
+        method: what it trains, in how many streams.
+        trainable: full or lora where the method says so itself; None takes the bed's.
+        layer: how the protected layer is chosen.
+        is_split: whether the budget is split between the streams as in the paper, instead of one ledger.
+    """
+
+    title: str
+    method: Method
+    trainable: Literal["full", "lora"] | None = None
+    layer: LayerRule = "chosen"
+    is_split: bool = False
+
+    @property
+    def is_private(self) -> bool:
+        return self.method not in ONE_STREAM or ONE_STREAM[self.method].is_private
+
+    def training(self, bed: TrainingConfig, step_size: float, full_frozen: Sequence[str]) -> TrainingConfig:
+        """The bed's training with this method's trainable set and step sizes.
+
+        Args:
+            step_size: factor on all step sizes, tuned for each method alike on sets that are not reported.
+            full_frozen: what methods that train everything leave out.
+        """
+        changed = bed.model_dump(mode="python", exclude_unset=True)
+        if self.trainable is not None:
+            # Trains everything, also what the bed leaves out of the shared part.
+            frozen = tuple(full_frozen) if self.trainable == "full" else ()
+            changed |= {"trainable": self.trainable, "frozen": frozen}
+            if self.trainable == "full":
+                changed.pop("lora", None)
+        config = TrainingConfig.model_validate(changed)
+        head = config.head_learning_rate
+        streams = {
+            name: stream.model_copy(update={"learning_rate": step_size * stream.learning_rate})
+            for name, stream in (("shared", config.shared), ("expert", config.expert))
+        }
+        return config.model_copy(
+            update={**streams, "head_learning_rate": None if head is None else step_size * head}
+        )
+
+    def privacy(self, epsilon: float, delta: float, rho: float) -> PrivacyConfig:
+        """The budget; non-private methods get one too, since the plan fixes their sampler, and never use it."""
+        split = {"accounting": "split", "rho": rho} if self.is_split else {}
+        return PrivacyConfig.model_validate({"epsilon": epsilon, "delta": delta, **split})
+
+    def protected(self, chosen: int, sparse: Sequence[int]) -> int:
+        """The protected layer among the sparse ones."""
+        return {"chosen": chosen, "first": min(sparse), "last": max(sparse)}[self.layer]
+
+
+RAPTOR = "raptor"
+RECIPES: Mapping[str, Recipe] = {
+    RAPTOR: Recipe("RAPTOR, one ledger", "raptor"),
+    "raptor_split": Recipe("RAPTOR, the paper's split", "raptor", is_split=True),
+    "monolithic": Recipe("monolithic, full", "monolithic", trainable="full"),
+    "monolithic_lora": Recipe("monolithic, LoRA", "monolithic", trainable="lora"),
+    "scope_a": Recipe("matched scope A: one clip, one noise", "matched"),
+    "scope_b": Recipe("matched scope B: shared only", "shared_only"),
+    "scope_c": Recipe("matched scope C: experts only", "experts_only"),
+    "raptor_first": Recipe("RAPTOR, first sparse layer", "raptor", layer="first"),
+    "raptor_last": Recipe("RAPTOR, last sparse layer", "raptor", layer="last"),
+    "nonprivate": Recipe("no privacy, full", "nonprivate", trainable="full"),
+    "nonprivate_lora": Recipe("no privacy, LoRA", "nonprivate", trainable="lora"),
+    "nonprivate_a": Recipe("no privacy, shared and experts", "nonprivate_matched"),
+    "nonprivate_b": Recipe("no privacy, shared only", "nonprivate_shared"),
+}
+"""Name in parameters and results -> recipe."""
+BASELINES = ("monolithic", "monolithic_lora", "scope_a", "scope_b", "scope_c")
+"""The private methods that RAPTOR is compared with; its own variants are not among them."""
+HEADROOM = ("nonprivate_a", "nonprivate_b")
+"""What experts add without privacy: the first minus the second."""

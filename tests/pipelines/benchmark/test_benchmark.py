@@ -1,0 +1,205 @@
+"""The benchmark: every method on one bed, cells that are kept, and what is said about them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from raptor.dp.config import TrainingConfig
+from raptor.errors import DataError, ParameterError
+from raptor.pipelines.benchmark import cells
+from raptor.pipelines.benchmark.cells import Bed, Cell
+from raptor.pipelines.benchmark.config import BenchmarkConfig
+from raptor.pipelines.benchmark.grid import cells_of
+from raptor.pipelines.benchmark.nodes import run_benchmark, summarise_benchmark
+from raptor.pipelines.benchmark.recipes import RAPTOR, RECIPES
+from raptor.pipelines.benchmark.sets import BenchmarkSet, load_set, locate
+from raptor.pipelines.benchmark.summary import Estimate, Results, page
+from tests.pipelines.directories import save_base_model
+
+LAYERS = {"layers": [0], "experts": 4}
+TRAINING = TrainingConfig.model_validate(
+    {
+        "device": "cpu",
+        "batch_size": 40,
+        "cycles": 2,
+        "trainable": "lora",
+        "lora": {"rank": 2},
+        "frozen": ["*SelfAttention*"],
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_base_model(tmp_path_factory.mktemp("base"))
+
+
+def write_set(place: Path, columns: tuple[str, ...] = ("text",), records: int = 120) -> Path:
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 2, records)
+    letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
+    texts = [" ".join(generator.choice(letters[13 * label :][:13], 6)) for label in labels]
+    split = ["train" if row % 4 else "validation" for row in range(records)]
+    table = dict.fromkeys(columns, texts) | {"label": labels.tolist(), "split": split}
+    pq.write_table(pa.table(table), place)
+    return place
+
+
+@pytest.fixture(autouse=True)
+def no_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a second for each method, and has its own tests for all of them."""
+    monkeypatch.setattr(cells, "require_isolated", lambda *_given: None)
+
+
+@pytest.fixture(scope="module")
+def bed(base_model: Path) -> Bed:
+    return Bed(base_model, LAYERS, (0, 1), TRAINING, BenchmarkConfig())
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, base_model: Path) -> BenchmarkSet:
+    place = write_set(tmp_path_factory.mktemp("sets") / "some.parquet")
+    return load_set(
+        place, base_model, [0, 1], max_length=12, train_records=80, test_records=20, vote="weight"
+    )
+
+
+def run(folder: Path, base_model: Path, **changed: object) -> list[dict]:
+    folder.mkdir(exist_ok=True)
+    given = {
+        "folder": str(folder.parent),
+        "seeds": {"4": 1},
+        "methods": ["raptor", "scope_b", "nonprivate_b"],
+    }
+    config = BenchmarkConfig.model_validate({**given, "sets": ["some"], **changed})
+    return run_benchmark(base_model, LAYERS, folder, config, TRAINING, "weight", 12)
+
+
+@pytest.mark.parametrize("method", RECIPES)
+def test_every_method_runs_and_keeps_to_its_budget(bed: Bed, data: BenchmarkSet, method: str) -> None:
+    recipe = RECIPES[method]
+    row = bed.run(Cell("some", method, 4.0 if recipe.is_private else None, 0), data)
+    assert row["layer"] == (1 if recipe.layer == "last" else 0)
+    assert (row["train_records"], row["test_records"]) == (80, 20)
+    if recipe.is_private:
+        assert 3.9 < row["epsilon_spent"] <= 4.0 or (recipe.is_split and row["epsilon_spent"] <= 4.0)
+        assert row["releases"] == 4
+    else:
+        assert row["epsilon_spent"] == row["releases"] == 0
+
+
+def test_finished_cells_are_not_run_again(
+    tmp_path: Path, base_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_set(tmp_path / "some.parquet")
+    rows = run(tmp_path / "cells", base_model)
+    assert [row["method"] for row in rows] == ["nonprivate_b", "raptor", "scope_b"]
+    ran: list[Cell] = []
+    original = Bed.run
+    monkeypatch.setattr(Bed, "run", lambda bed, cell, data: ran.append(cell) or original(bed, cell, data))
+    assert run(tmp_path / "cells", base_model) == rows
+    assert not ran
+    more = run(tmp_path / "cells", base_model, seeds={"4": 2})
+    assert [row for row in more if row["seed"] == 0] == rows
+    assert {cell.seed for cell in ran} == {1}
+    ran.clear()
+    run(tmp_path / "cells", base_model, step_sizes={"scope_b": 2.0})
+    assert [cell.method for cell in ran] == ["scope_b"]
+    ran.clear()
+    run(tmp_path / "cells", base_model, methods=["scope_b"], train_records=60)
+    assert len(ran) == 1
+
+
+def test_a_seed_repeats_a_cell(tmp_path: Path, base_model: Path) -> None:
+    write_set(tmp_path / "some.parquet")
+    first, second = (run(tmp_path / name, base_model, methods=["raptor"]) for name in ("one", "two"))
+    assert first[0]["accuracy"] == second[0]["accuracy"]
+
+
+def test_pairs_and_files_of_ones_own(tmp_path: Path, base_model: Path) -> None:
+    own = write_set(tmp_path / "own.parquet", ("sentence1", "sentence2"))
+    rows = run(tmp_path / "cells", base_model, sets=[str(own)], methods=["scope_b"])
+    assert rows[0]["dataset"] == "own"
+    nested = tmp_path / "other"
+    nested.mkdir()
+    place = write_set(nested / "other.parquet")
+    assert locate(tmp_path, "other") == place
+    with pytest.raises(ParameterError, match=r"benchmark.sets has 'absent'"):
+        locate(tmp_path, "absent")
+    with pytest.raises(ParameterError, match="names no set"):
+        run(tmp_path / "cells", base_model, sets=[])
+    (tmp_path / "broken.parquet").write_bytes(b"nothing")
+    with pytest.raises(DataError, match="broken"):
+        run(tmp_path / "cells", base_model, sets=["broken"])
+
+
+def test_cells_come_seed_by_seed_and_without_privacy_once_for_all_budgets() -> None:
+    config = BenchmarkConfig(sets=("a", "b"), methods=("raptor", "nonprivate"), seeds={"1": 2, "4": 1})
+    found = cells_of(config)
+    assert [cell.seed for cell in found] == sorted(cell.seed for cell in found)
+    assert len(found) == len(set(found)) == 2 * (2 + 1 + 1)
+    assert sum(cell.epsilon is None for cell in found) == 2
+
+
+def rows_of(values: dict[tuple[str, float], list[float]], dataset: str = "a") -> list[dict]:
+    return [
+        {"dataset": dataset, "method": method, "epsilon": epsilon, "seed": seed, "accuracy": value,
+         "seconds": 1.0, "train_records": 10, "test_records": 5}
+        for (method, epsilon), found in values.items()
+        for seed, value in enumerate(found)
+    ]  # fmt: skip
+
+
+def test_intervals_are_students_and_gains_are_paired() -> None:
+    value = Estimate.of([1.0, 2.0, 3.0])
+    # Quantile 4.3027 of two degrees of freedom, standard error 1/sqrt(3).
+    assert value.mean == pytest.approx(2.0)
+    assert value.half_width == pytest.approx(4.30265 / math.sqrt(3), rel=1e-4)
+    assert Estimate.of([1.0]).half_width == math.inf
+    results = Results(
+        rows_of(
+            {
+                ("raptor", 1.0): [0.60, 0.70, 0.80],
+                ("scope_a", 1.0): [0.58, 0.68, 0.78],
+                ("scope_b", 1.0): [0.5] * 3,
+            }
+        )
+    )
+    assert results.best_baseline("a", 1.0) == "scope_a"
+    gain = results.gain_over_best("a", 1.0)
+    assert gain is not None
+    assert gain.mean == pytest.approx(2.0)
+    # The seeds differ by twenty points, the pairs do not at all.
+    assert gain.half_width == pytest.approx(0.0, abs=1e-9)
+    assert gain.is_above_zero
+    assert results.headroom("a") is None
+
+
+def test_mean_gain_takes_the_best_baseline_of_each_set() -> None:
+    rows = rows_of({("raptor", 1.0): [0.6, 0.6], ("scope_a", 1.0): [0.5, 0.6], ("scope_b", 1.0): [0.4, 0.4]})
+    rows += rows_of(
+        {("raptor", 1.0): [0.7, 0.7], ("scope_a", 1.0): [0.1, 0.1], ("scope_b", 1.0): [0.8, 0.8]}, "b"
+    )
+    gain = Results(rows).mean_gain(1.0)
+    assert gain is not None
+    assert gain.mean == pytest.approx((5.0 - 10.0) / 2)
+    assert gain.number == 2
+
+
+def test_page_and_figures_show_every_method(tmp_path: Path) -> None:
+    rows = rows_of({(name, 1.0 if RECIPES[name].is_private else 0.0): [0.5, 0.6] for name in RECIPES})
+    text, accuracy, gains = summarise_benchmark(rows)
+    for recipe in RECIPES.values():
+        assert recipe.title in text
+    assert "Headroom" in text
+    assert len(accuracy.axes) == 1
+    drawn = [line.get_label() for line in accuracy.axes[0].containers]
+    assert RECIPES[RAPTOR].title in drawn
+    assert gains.axes[0].get_yticklabels()[0].get_text() == "a, epsilon 1"
+    assert "-" in page(Results(rows[:1]), [])
