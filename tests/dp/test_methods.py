@@ -10,11 +10,14 @@ import torch
 from raptor.accounting.plan import PrivacyPlan
 from raptor.dp.clipping import ClippingRule
 from raptor.dp.config import TrainingConfig
-from raptor.dp.engines import engine_specs
+from raptor.dp.engines import RoleGradients, engine_specs
+from raptor.dp.gradients.engine import JointGradients
 from raptor.dp.methods import ONE_STREAM, Method
 from raptor.dp.records import Batch, EncodedRecords
 from raptor.dp.trainable import make_trainable
 from raptor.dp.training import Trainer, random_source
+from raptor.errors import ModelError
+from raptor.moe.routing import record_votes
 from raptor.pipelines.evaluation.config import EvaluationConfig, EvaluationScope
 from raptor.pipelines.training.config import PrivacyConfig
 from raptor.pipelines.training.planning import monolithic_plan, raptor_plan, require_isolated
@@ -36,7 +39,7 @@ def plan_of(method: Method, config: TrainingConfig) -> PrivacyPlan:
     constants = {"population": RECORDS, "population_source": "declared", "taken_as_public": []}
     privacy = PrivacyConfig(epsilon=4.0, delta=1e-2)
     if method in ONE_STREAM:
-        return monolithic_plan(layers, constants, privacy, config)
+        return monolithic_plan(layers, constants, privacy, config, method)
     scope = EvaluationScope(records_are_public=True, baselines=())
     return raptor_plan(layers, constants, privacy, config, EvaluationConfig(), scope)
 
@@ -67,6 +70,37 @@ def test_gate_passes_every_private_method() -> None:
         assert found.groups == ("monolithic",)
     active = CONFIG.model_copy(update={"owners": "active"})
     assert require_isolated(tiny_classifier(), LAYER, active).groups == ("shared", "expert")
+
+
+@pytest.mark.parametrize("owners", ["one", "active"])
+def test_roles_on_one_sample_have_a_clip_each_and_one_sensitivity(owners: str) -> None:
+    model = tiny_classifier(dtype=torch.float64)
+    streams = {"shared": {"clipping_norm": 3e-3}, "expert": {"clipping_norm": 4e-3}}
+    config = TrainingConfig.model_validate(
+        {**CONFIG.model_dump(exclude_unset=True), **streams, "owners": owners}
+    )
+    trainable = make_trainable(model, config, LAYER)
+    specs = engine_specs(trainable, LAYER, config, "together")
+    engine = RoleGradients({spec.name: spec.build(model) for spec in specs}, config)
+    assert set(engine.parameters) == set(trainable.of("protected"))
+    assert plan_of("together", config).stream("monolithic").clipping_norm == pytest.approx(5e-3)
+    ids, mask, labels = tiny_batch(1, tokens=12, padded=False)
+    owner = record_votes(model.encoder, ids, mask)[LAYER].argmax(dim=1)
+    total = engine.clipped_sum(Batch(ids, mask, labels, owner), ClippingRule(5e-3))
+    norms = {
+        role: torch.cat([total.tensors[name].flatten() for name in trainable.of(role)]).norm()
+        for role in ("shared", "expert")
+    }
+    assert 0.999 * 3e-3 < norms["shared"] <= 3e-3
+    assert 0.999 * 4e-3 < norms["expert"] <= 4e-3
+    assert total.sensitivity.norm == 5e-3
+
+
+def test_a_parameter_with_both_roles_is_refused() -> None:
+    model = tiny_classifier()
+    engine = JointGradients(model, ["head.bias"])
+    with pytest.raises(ModelError, match="clipped twice"):
+        RoleGradients({"shared": engine, "expert": engine}, CONFIG)
 
 
 def test_with_active_owners_a_record_moves_several_experts_within_one_clip() -> None:

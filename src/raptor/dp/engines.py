@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from raptor.dp.clipping import ClippedSum, ClippingRule
 from raptor.dp.config import TrainingConfig
-from raptor.dp.gradients.engine import JointGradients, OwnerExpertGradients
+from raptor.dp.gradients.engine import GradientEngine, JointGradients, OwnerExpertGradients
 from raptor.dp.isolation import EngineSpec
 from raptor.dp.methods import ONE_STREAM, Method
 from raptor.dp.plan import EXPERT, MONOLITHIC, SHARED
+from raptor.dp.records import Batch
 from raptor.dp.trainable import TrainableSet
+from raptor.errors import ModelError
 
 
 def engine_specs(
@@ -18,6 +27,9 @@ def engine_specs(
     The isolation gate checks what this gives, and the trainer uses what this gives.
     """
     single = ONE_STREAM.get(method)
+    if single is not None and single.by_role:
+        # Checked one by one: what they do is put together afterwards (`RoleGradients`).
+        return [_shared_spec(trainable), _expert_spec(trainable, layer, config)]
     if single is not None:
         names = trainable.of(single.scope)
         return (
@@ -25,10 +37,14 @@ def engine_specs(
         )
     specs = []
     if config.shared.steps_per_cycle:
-        specs.append(EngineSpec(SHARED, lambda model: JointGradients(model, trainable.shared)))
+        specs.append(_shared_spec(trainable))
     if config.expert.steps_per_cycle:
         specs.append(_expert_spec(trainable, layer, config))
     return specs
+
+
+def _shared_spec(trainable: TrainableSet) -> EngineSpec:
+    return EngineSpec(SHARED, lambda model: JointGradients(model, trainable.shared))
 
 
 def _expert_spec(trainable: TrainableSet, layer: int, config: TrainingConfig) -> EngineSpec:
@@ -42,3 +58,40 @@ def _expert_spec(trainable: TrainableSet, layer: int, config: TrainingConfig) ->
     return EngineSpec(
         EXPERT, lambda model: OwnerExpertGradients(model, layer, parameters=trainable.expert), (layer,)
     )
+
+
+def role_norm(config: TrainingConfig) -> float:
+    """Norm of a record over both roles, each clipped for itself: sqrt(C_s^2 + C_e^2)."""
+    return math.hypot(config.shared.clipping_norm, config.expert.clipping_norm)
+
+
+class RoleGradients:
+    """Both roles on one sample, each clipped for itself.
+
+    Guarantee:
+        Released is nothing. A record contributes at most C_s to the shared sums and at most C_e to the experts', so
+        at most sqrt(C_s^2 + C_e^2) to all of them as one vector: one Gaussian release of that sensitivity on one
+        sample, in whatever proportion the two norms share it. Assumes what the two engines assume, and that no
+        parameter is in both.
+    """
+
+    def __init__(self, engines: Mapping[str, GradientEngine], config: TrainingConfig) -> None:
+        """`engines` are those of the streams shared and expert."""
+        total = role_norm(config)
+        self._parts = (
+            (engines[SHARED], config.shared.clipping_norm / total),
+            (engines[EXPERT], config.expert.clipping_norm / total),
+        )
+        self.parameters = tuple(name for engine, _ in self._parts for name in engine.parameters)
+        if len(set(self.parameters)) < len(self.parameters):
+            raise ModelError("A parameter has both roles, so that it would be clipped twice.")
+
+    def clipped_sum(self, batch: Batch, rule: ClippingRule) -> ClippedSum:
+        """The sums of both roles; `rule` has the norm of both together."""
+        tensors: dict[str, Tensor] = {}
+        nonfinite = 0
+        for engine, share in self._parts:
+            part = engine.clipped_sum(batch, replace(rule, norm=rule.norm * share))
+            tensors |= part.tensors
+            nonfinite += part.nonfinite
+        return ClippedSum(tensors, rule.sensitivity, nonfinite)

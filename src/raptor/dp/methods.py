@@ -3,7 +3,8 @@
 All of them run on one engine, sampler, accountant and schedule. RAPTOR (arXiv 2609.05770) has a stream for each
 role. The others are one stream with as many steps as both streams of RAPTOR have together: monolithic training
 (Tholoniat et al., arXiv 2402.07334; with adapters Yu et al., arXiv 2110.06500) over everything, and the matched
-scopes A (RAPTOR's parameters, one clip and one noise), B (its shared parameters) and C (its experts).
+scopes A (RAPTOR's parameters, one clip and one noise), B (its shared parameters) and C (its experts). Between A and
+RAPTOR stands a stream that clips each role for itself on one sample, and releases both roles at once.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ Scope = Literal["shared", "expert", "protected", "joint"]
 """Which trained parameters: one role, both roles of the protected layer, or all that know no roles."""
 Method = Literal[
     "raptor",
+    "together",
     "monolithic",
     "matched",
     "shared_only",
@@ -33,13 +35,16 @@ class OneStream:
     Attributes:
         scope: the parameters that its single stream trains.
         is_private: False for training without clipping and noise, on public records only.
+        by_role: whether each role has a clip of its own.
     """
 
     scope: Scope
     is_private: bool = True
+    by_role: bool = False
 
 
 ONE_STREAM: Mapping[Method, OneStream] = {
+    "together": OneStream("protected", by_role=True),
     "monolithic": OneStream("joint"),
     "matched": OneStream("protected"),
     "shared_only": OneStream("shared"),

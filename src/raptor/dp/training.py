@@ -16,7 +16,7 @@ from raptor.accounting.plan import PrivacyPlan
 from raptor.accounting.types import Adjacency, Release, Unit
 from raptor.dp.clipping import ClippingRule
 from raptor.dp.config import TrainingConfig
-from raptor.dp.engines import engine_specs
+from raptor.dp.engines import RoleGradients, engine_specs
 from raptor.dp.gradients.engine import GradientEngine
 from raptor.dp.mechanism import GaussianMechanism, ReleaseSink
 from raptor.dp.methods import ONE_STREAM, Method
@@ -198,7 +198,8 @@ class Trainer:
             for spec in engine_specs(self.trainable, self._plan.layer, config, method)
         }
         if single is not None:
-            return [self._private(MONOLITHIC, engines[MONOLITHIC])] * total_steps
+            engine = RoleGradients(engines, config) if single.by_role else engines[MONOLITHIC]
+            return [self._private(MONOLITHIC, engine)] * total_steps
         cycle: list[Stream] = []
         for name, stream in ((SHARED, config.shared), (EXPERT, config.expert)):
             if name in engines:

@@ -146,7 +146,7 @@ def _make_plan(
         "taken_as_public": ["all records and labels: this is a benchmark on public sets"],
     }
     if recipe.method in ONE_STREAM:
-        return monolithic_plan(layer_plan, constants, privacy, training)
+        return monolithic_plan(layer_plan, constants, privacy, training, recipe.method)
     return raptor_plan(layer_plan, constants, privacy, training, EvaluationConfig(), SCOPE)
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 LINES = {
     RAPTOR: (ACCENT, "-", "o"),
+    "raptor_together": (ACCENT, ":", "P"),
     "raptor_split": (ACCENT, "--", "s"),
     "monolithic": (SECOND, "-", "^"),
     "monolithic_lora": (SECOND, "--", "v"),
@@ -41,7 +42,7 @@ def _panel(axes: Axes, results: Results, dataset: str) -> None:
     places = {epsilon: place for place, epsilon in enumerate(results.epsilons)}
     for shift, (method, (colour, line, mark)) in enumerate(LINES.items()):
         found = [(places[e], results.accuracy(dataset, method, e)) for e in results.epsilons]
-        known = [(place + 0.04 * (shift - 2.5), value) for place, value in found if value is not None]
+        known = [(place + 0.04 * (shift - 3), value) for place, value in found if value is not None]
         if known:
             axes.errorbar(
                 [place for place, _ in known],

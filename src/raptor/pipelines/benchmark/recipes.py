@@ -72,6 +72,7 @@ RAPTOR = "raptor"
 RECIPES: Mapping[str, Recipe] = {
     RAPTOR: Recipe("RAPTOR, one ledger", "raptor"),
     "raptor_split": Recipe("RAPTOR, the paper's split", "raptor", is_split=True),
+    "raptor_together": Recipe("RAPTOR, roles clipped on one sample", "together"),
     "monolithic": Recipe("monolithic, full", "monolithic", trainable="full"),
     "monolithic_lora": Recipe("monolithic, LoRA", "monolithic", trainable="lora"),
     "scope_a": Recipe("matched scope A: one clip, one noise", "matched"),

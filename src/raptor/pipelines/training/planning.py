@@ -11,10 +11,10 @@ from raptor.accounting.plan import PrivacyPlan, StreamPlan
 from raptor.accounting.selection import Search
 from raptor.accounting.types import Adjacency, Unit
 from raptor.dp.config import PrivacyConfig, TrainingConfig
-from raptor.dp.engines import engine_specs
+from raptor.dp.engines import engine_specs, role_norm
 from raptor.dp.gradients.engine import JointGradients, OwnerExpertGradients
 from raptor.dp.isolation import Isolation, check_isolation
-from raptor.dp.methods import Method
+from raptor.dp.methods import ONE_STREAM, Method
 from raptor.dp.plan import (
     DIAGNOSTICS,
     EVALUATION,
@@ -193,10 +193,12 @@ def monolithic_plan(
     public_constants: Mapping[str, Any],
     privacy: PrivacyConfig,
     training: TrainingConfig,
+    method: Method = "monolithic",
 ) -> PrivacyPlan:
-    """The plan of the baseline: as many steps as RAPTOR has in all, one clip, one noise, the same budget."""
+    """The plan of a method with one stream: as many steps as RAPTOR has in all, one noise, the same budget."""
     steps = training.steps(training.shared) + training.steps(training.expert)
-    shape = StreamShape(MONOLITHIC, steps, training.shared.clipping_norm, float(training.batch_size))
+    norm = role_norm(training) if ONE_STREAM[method].by_role else training.shared.clipping_norm
+    shape = StreamShape(MONOLITHIC, steps, norm, float(training.batch_size))
     return _plan(layer_plan, public_constants, privacy, training, [shape], [], [])
 
 
