@@ -61,7 +61,7 @@ class Constants:
 
 def round_down(number: int) -> int:
     """To two significant digits, so that the declared number tells little of the exact one."""
-    scale = 10 ** max(len(str(number)) - 2, 0)
+    scale: int = 10 ** max(len(str(number)) - 2, 0)
     return number // scale * scale
 
 

@@ -95,7 +95,7 @@ class Forecast:
         from raptor.pipelines.training.planning import raptor_plan
 
         privacy, training = privacy or self.privacy, training or self.training
-        constants = {
+        constants: dict[str, Any] = {
             "population": privacy.population,
             "population_source": DECLARED,
             "taken_as_public": [],
@@ -188,7 +188,7 @@ def measure(
     import torch
 
     from raptor.dp.clipping import ClippingRule
-    from raptor.dp.methods import engine_specs
+    from raptor.dp.engines import engine_specs
     from raptor.dp.records import Batch
     from raptor.dp.streams import RandomSource
     from raptor.dp.trainable import make_trainable

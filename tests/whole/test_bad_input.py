@@ -56,6 +56,7 @@ WRONG_COLUMNS = {
     "ingestion.text=bodi": "there is no column 'bodi'. The closest is 'body'",
     "ingestion.text=body,ingestion.label=queu": "there is no column 'queu'. The closest is 'queue'",
     "ingestion.text=body,ingestion.split=fold": "there is no column 'fold'",
+    "ingestion.text=body,privacy.unit=user": "ingestion.user names no column that says whose record it is",
     "ingestion.text=body,ingestion.label=body": "both name the column 'body'",
     "ingestion.source=note.csv": "The closest is notes.csv",
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from raptor.accounting.ledger import Ledger
 from raptor.accounting.selection import Selection
+from raptor.accounting.types import Unit
 
 CHECKED = "checked by this run"
 YOURS = "for you to ensure"
@@ -27,7 +28,7 @@ def assumptions(ledger: Ledger) -> list[dict[str, str]]:
     search = TUNED if ledger.plan.search.selection is Selection.NONE else SEARCHED
     yours = [
         _yours("code", CODE),
-        _yours("unit", UNIT),
+        _yours("unit", UNIT if ledger.plan.unit is Unit.RECORD else USERS),
         _yours("public inputs", PUBLIC_INPUTS),
         _yours("search", search),
         _yours("files", FILES),
@@ -59,6 +60,10 @@ CODE = (
 UNIT = (
     "A record holds all that is to be protected together. Somebody with k records is protected k times less: "
     "epsilon grows k-fold, and delta more."
+)
+USERS = (
+    "The column of users names the person whose record it is, and every person always by the same name. What a record "
+    "tells of somebody else is not protected as that person's."
 )
 PUBLIC_INPUTS = (
     "The base model, the public corpus, the parameters and the facts taken as public were not made from the private "

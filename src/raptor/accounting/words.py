@@ -102,6 +102,11 @@ def statement(ledger: Ledger, bound: EpsilonBound, split: float, search: Epsilon
         )
     if plan.unit is Unit.RECORD:
         sentences.append("A person who appears in several records is protected less than one record is.")
+    else:
+        sentences.append(
+            "A user is protected with all of the user's records together, as far as they stand under one name: "
+            "somebody under several names counts as several."
+        )
     return sentences
 
 

@@ -53,11 +53,21 @@ class PrivacyConfig(_Config):
     adjacency: Literal["add-remove", "replace-one"] = Field(
         default="add-remove", description="neighbouring data sets: one record more or less, or one exchanged"
     )
-    unit: Literal["record"] = Field(default="record", description="who is protected")
+    unit: Literal["record", "user"] = Field(
+        default="record",
+        description="who is protected: one record, or one user with all of the user's records (ingestion.user)",
+    )
+    records_per_user: int = Field(
+        default=8,
+        gt=0,
+        le=1024,
+        strict=True,
+        description="k, training records of one user that are used, where users are the unit; others are drawn away",
+    )
     population: Literal["auto"] | Annotated[int, Field(gt=0, strict=True)] = Field(
         default="auto",
-        description="public number of training records n; auto takes the rows of the training split and "
-        "declares that number public",
+        description="public number n of training records, or of users where they are the unit; auto counts those of "
+        "the training split and declares that number public",
     )
     allow_large_delta: bool = Field(
         default=False,

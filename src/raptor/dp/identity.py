@@ -86,7 +86,7 @@ def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def _fingerprint(records: EncodedRecords, salt: bytes) -> str:
     total = hmac.new(salt, digestmod="sha256")
-    for values in (records.input_ids, records.lengths, records.labels, records.owners):
+    for values in records.tensors():
         total.update(f"{values.dtype}\0{tuple(values.shape)}\n".encode())
         total.update(values.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()

@@ -1,67 +1,93 @@
-"""Encoded private records in memory, and batches of them."""
+"""Encoded private records in memory, and batches of the units that are sampled: records, or users with theirs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from raptor.errors import DataError
 
+# Labels of rows that count for nothing, as the losses have it.
+IGNORED = -100
+
 
 @dataclass(frozen=True)
 class Batch:
-    """Records of one forward pass.
+    """Units of one forward pass, each with the same number of rows.
 
     Attributes:
-        input_ids: (records, tokens) int64, padded.
-        attention_mask: (records, tokens) int64, 1 for real tokens.
-        labels: (records,) int64, or (records, tokens) where tokens are predicted.
-        owners: (records,) int64, owner expert of each record in the protected layer, or (records, layers).
+        input_ids: (rows, tokens) int64, padded.
+        attention_mask: (rows, tokens) int64, 1 for real tokens.
+        labels: (rows,) int64, or (rows, tokens) where tokens are predicted; `IGNORED` does not count.
+        owners: (units,) int64, owner expert of each unit in the protected layer, or (units, layers).
+        members: rows of a unit, one behind the other: 1 where the unit is a record.
     """
 
     input_ids: Tensor
     attention_mask: Tensor
     labels: Tensor
     owners: Tensor
+    members: int = field(default=1, kw_only=True)
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.labels) // self.members
 
     def part(self, start: int, stop: int) -> Batch:
-        """The records from `start` up to `stop`."""
-        rows = slice(start, stop)
-        return Batch(self.input_ids[rows], self.attention_mask[rows], self.labels[rows], self.owners[rows])
+        """The units from `start` up to `stop`."""
+        rows = slice(start * self.members, stop * self.members)
+        return Batch(
+            self.input_ids[rows],
+            self.attention_mask[rows],
+            self.labels[rows],
+            self.owners[start:stop],
+            members=self.members,
+        )
 
 
 @dataclass(frozen=True)
 class EncodedRecords:
-    """All records of one split.
+    """All units of one split. A unit is a record, or, where there are groups, a user with some records.
 
     Attributes:
         input_ids: (records, tokens) int32, right-padded to the longest record.
         lengths: (records,) int64, real tokens of each record.
         labels: (records,) int64.
-        owners: (records,) int64; zeros where owners play no part, as in a held-out split.
+        owners: (units,) int64; zeros where owners play no part, as in a held-out split.
+        groups: (units, most records of a unit) int64, positions of each unit's records, -1 behind the last of them;
+            None where every record is a unit.
     """
 
     input_ids: Tensor
     lengths: Tensor
     labels: Tensor
     owners: Tensor
+    groups: Tensor | None = None
 
     def __post_init__(self) -> None:
-        sizes = {len(self.input_ids), len(self.lengths), len(self.labels), len(self.owners)}
-        if len(sizes) != 1:
+        units = len(self.labels) if self.groups is None else len(self.groups)
+        rows = {len(self.input_ids), len(self.lengths), len(self.labels)}
+        if len(rows) != 1 or units != len(self.owners):
             raise DataError(
                 "Tokens, labels and owners do not belong together: they have different numbers of rows. "
                 "Run the ingestion stage again, so that all of them come from one reading of the source."
             )
+        if self.groups is not None:
+            self._require_disjoint(self.groups)
+
+    def _require_disjoint(self, groups: Tensor) -> None:
+        """A record of two users would count twice, and a user without a record would be drawn for nothing."""
+        members = groups[groups >= 0].sort().values
+        if not torch.equal(members, torch.arange(len(self.labels))) or bool((groups[:, :1] < 0).any()):
+            raise DataError(
+                "Users and their records do not belong together: every record must be of one user, and every user "
+                "must have one. Run the ingestion stage again."
+            )
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.owners)
 
     def require_below(self, classes: int, owners: int | None) -> None:
         """Refuse labels or owners that the model does not have; no limit on owners that play no part.
@@ -77,22 +103,45 @@ class EncodedRecords:
                 )
 
     def take(self, indices: Tensor, device: torch.device) -> Batch:
-        """The records at `indices`, cut to the longest of them."""
-        lengths = self.lengths[indices]
-        longest = max(int(lengths.max()), 1) if len(indices) else 1
+        """The units at `indices`, their records cut to the longest of them.
+
+        A unit with fewer records than another gets its first one again, with a label that does not count, so that all
+        have as many rows.
+        """
+        if self.groups is None:
+            rows, labels, members = indices, self.labels[indices], 1
+        else:
+            own, members = self.groups[indices], self.groups.shape[1]
+            is_own = own >= 0
+            rows = torch.where(is_own, own, own[:, :1]).flatten()
+            labels = self.labels[rows].masked_fill(~is_own.flatten(), IGNORED)
+        lengths = self.lengths[rows]
+        longest = max(int(lengths.max()), 1) if len(rows) else 1
         mask = torch.arange(longest)[None] < lengths[:, None]
         return Batch(
-            self.input_ids[indices, :longest].long().to(device),
+            self.input_ids[rows, :longest].long().to(device),
             mask.long().to(device),
-            self.labels[indices].to(device),
+            labels.to(device),
             self.owners[indices].to(device),
+            members=members,
         )
 
     def physical_batches(self, indices: Tensor, size: int, device: torch.device) -> Iterator[Batch]:
-        """Split a sample into batches that fit in memory, short records first to waste little padding.
+        """Split a sample into batches of about `size` records, short ones first to waste little padding.
 
-        Order and division change nothing but rounding, as sums over records do not depend on them.
+        Order and division change nothing but rounding, as sums over units do not depend on them.
         """
-        ordered = indices[self.lengths[indices].argsort(stable=True)]
-        for start in range(0, len(ordered), size):
-            yield self.take(ordered[start : start + size], device)
+        if self.groups is None:
+            lengths, units = self.lengths[indices], size
+        else:
+            own = self.groups[indices]
+            lengths = self.lengths[own.clamp_min(0)].masked_fill(own < 0, 0).amax(dim=1)
+            units = max(size // self.groups.shape[1], 1)
+        ordered = indices[lengths.argsort(stable=True)]
+        for start in range(0, len(ordered), units):
+            yield self.take(ordered[start : start + units], device)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Everything, for a fingerprint."""
+        held = (self.input_ids, self.lengths, self.labels, self.owners)
+        return held if self.groups is None else (*held, self.groups)

@@ -10,7 +10,7 @@ from kedro.framework.project import pipelines
 from kedro.pipeline import Pipeline
 
 from raptor.datasets.atomic import AtomicDataset, shown
-from raptor.errors import DataError
+from raptor.errors import DataError, ParameterError
 
 READS_THE_SOURCE = "read_records"
 
@@ -20,11 +20,13 @@ class PreflightHook:
 
     def __init__(self) -> None:
         self._ingestion: Any = None
+        self._privacy: Any = None
         self._catalog: Any = None
 
     @hook_impl
     def after_context_created(self, context: Any) -> None:
         self._ingestion = context.params.get("ingestion")
+        self._privacy = context.params.get("privacy")
 
     @hook_impl
     def before_pipeline_run(self, run_params: Mapping[str, Any], pipeline: Pipeline, catalog: Any) -> None:
@@ -35,6 +37,7 @@ class PreflightHook:
         for name in sorted(pipeline.inputs()):
             require_made(name, catalog)
         if self._ingestion is not None and any(node.name == READS_THE_SOURCE for node in pipeline.nodes):
+            _check_unit(self._privacy, self._ingestion)
             _check_source(self._ingestion)
 
     @hook_impl
@@ -71,6 +74,19 @@ def stage_of(name: str) -> str | None:
         if stage != "__default__" and pipeline is not None and name in pipeline.all_outputs():
             return str(stage)
     return None
+
+
+def _check_unit(privacy: Any, config: Any) -> None:
+    """Refuse users as the unit of privacy where no column says who they are.
+
+    Raises:
+        ParameterError: names both parameters.
+    """
+    if privacy is not None and privacy.unit == "user" and config.user is None:
+        raise ParameterError(
+            "privacy.unit is user, but ingestion.user names no column that says whose record it is. Name it, or set "
+            "privacy.unit=record. Nothing was run."
+        )
 
 
 def _check_source(config: Any) -> None:

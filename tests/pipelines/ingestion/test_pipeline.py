@@ -26,6 +26,8 @@ def test_inputs_and_outputs_are_those_of_the_catalog() -> None:
         "layer_plan",
         "params:ingestion",
         "params:privacy.population",
+        "params:privacy.records_per_user",
+        "params:privacy.unit",
         "split_key",
     }
     assert pipeline.all_outputs() == {*PRIVATE, "label_names", "data_report", "public_constants"}
@@ -52,6 +54,8 @@ def test_the_stage_runs_on_files(tmp_path: Path) -> None:
         "layer_plan": {"layers": [1]},
         "params:ingestion": IngestionConfig(source=str(source), held_out_fraction=0.3),
         "params:privacy.population": "auto",
+        "params:privacy.unit": "record",
+        "params:privacy.records_per_user": 8,
         "split_key": bytes(32),
     }
     catalog = DataCatalog(
@@ -76,6 +80,8 @@ def test_a_source_that_cannot_be_read_leaves_nothing_behind(tmp_path: Path, cont
         "base_model": base_model,
         "params:ingestion": config,
         "params:privacy.population": "auto",
+        "params:privacy.unit": "record",
+        "params:privacy.records_per_user": 8,
         "layer_plan": {},
         "split_key": bytes(32),
     }

@@ -94,13 +94,14 @@ class _TappedGradients:
                 for name in self.parameters
             }
             return ClippedSum(zeros, rule.sensitivity)
-        tokens = batch.input_ids.shape[1]
-        if 1 < records == tokens and not self._is_layout_known:
+        rows, tokens = batch.input_ids.shape
+        if records > 1 and rows == tokens and not self._is_layout_known:
             # Tokens on the first axis would pass for records. In two parts, a tap refuses them.
             total = self.clipped_sum(batch.part(0, records // 2), rule)
             total.add(self.clipped_sum(batch.part(records // 2, records), rule))
             return total
-        current = Pass(records, tokens, self._way, self._owners(batch))
+        members = batch.members
+        current = Pass(records, tokens * members, self._way, self._owners(batch), members=members)
         device = batch.input_ids.device.type
         if torch.is_inference_mode_enabled():
             raise ModelError("A gradient cannot be taken in torch.inference_mode; leave it before.")
@@ -140,7 +141,7 @@ class _TappedGradients:
                 tap.settle()
             with torch.no_grad():
                 result = clip_and_sum(self._taps, torch.isfinite(losses.detach()), rule)
-            self._is_layout_known = self._is_layout_known or 1 < records != tokens
+            self._is_layout_known = self._is_layout_known or 1 < rows != tokens
             return result
 
 

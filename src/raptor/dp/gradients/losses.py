@@ -9,22 +9,37 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from raptor.dp.gradients.kernels import accumulate
-from raptor.dp.records import Batch
+from raptor.dp.records import IGNORED, Batch
 
 RecordLoss = Callable[[nn.Module, Batch], Tensor]
-IGNORED = -100
 
 
 def classification_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """(records,) cross-entropy of a model that gives logits (records, labels); labels (records,)."""
+    """(units,) cross-entropy of a model that gives logits (rows, labels); of a user's records their mean."""
     logits: Tensor = model(batch.input_ids, batch.attention_mask)
-    return functional.cross_entropy(accumulate(logits), batch.labels, reduction="none")
+    losses = functional.cross_entropy(
+        accumulate(logits), batch.labels, reduction="none", ignore_index=IGNORED
+    )
+    return unit_means(losses, batch.labels != IGNORED, batch)
+
+
+def unit_means(losses: Tensor, counted: Tensor, batch: Batch) -> Tensor:
+    """(units,) mean loss of each unit over its own counted rows; no other unit has a part in it.
+
+    Args:
+        losses: (rows,), zero in rows that do not count.
+        counted: (rows,) bool.
+    """
+    if batch.members == 1:
+        return losses
+    numbers = counted.view(-1, batch.members).sum(dim=1).clamp_min(1)
+    return losses.view(-1, batch.members).sum(dim=1) / numbers
 
 
 def causal_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """(records,) mean cross-entropy of the next token over the record's own counted tokens.
+    """(units,) mean cross-entropy of the next token over the record's own counted tokens; of a user's records the mean.
 
-    `batch.labels` is (records, tokens): the token ids that count, `IGNORED` elsewhere (padding, a prompt before
+    `batch.labels` is (rows, tokens): the token ids that count, `IGNORED` elsewhere (padding, a prompt before
     the completion). A record with nothing to count has loss zero.
     """
     output: Any = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False)
@@ -36,4 +51,5 @@ def causal_loss(model: nn.Module, batch: Batch) -> Tensor:
         reduction="none",
         ignore_index=IGNORED,
     )
-    return losses.sum(dim=1) / (targets != IGNORED).sum(dim=1).clamp_min(1)
+    counted = (targets != IGNORED).sum(dim=1)
+    return unit_means(losses.sum(dim=1) / counted.clamp_min(1), counted > 0, batch)

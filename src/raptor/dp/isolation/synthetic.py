@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raptor.dp.gradients.losses import IGNORED
-from raptor.dp.records import Batch
+from raptor.dp.records import IGNORED, Batch
 from raptor.moe.families import SparseLayer, sparse_layers
 
 # A fixed seed is right here: the records are made up and public, and a check must find the same in every run.

@@ -3,5 +3,6 @@
 CLASSES_ARE_PUBLIC = "the names and the order of the classes, which the model carries"
 CONSTANTS_ARE_PUBLIC = (
     "the number of training records (the rows of the training split unless privacy.population gives another "
-    "number), and the number of classes"
+    "number; where users are the unit, the number of users), and the number of classes"
 )
+USERS_ARE_PUBLIC = "that of each user at most {most} training records (privacy.records_per_user) and one held-out record are used"

@@ -14,6 +14,7 @@ from raptor.text.columns import CHUNK
 from raptor.text.encoding import encode_texts
 from raptor.text.splits import TEST, VALIDATION
 
+USER = "user"
 SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("label", pa.int64())])
 
 
@@ -39,6 +40,11 @@ def held_out_split(records: pa.Table) -> str:
     return VALIDATION if pc.any(labelled).as_py() else TEST
 
 
+def labelled(records: pa.Table, split: str) -> pa.Table:
+    """The labelled records of a split, in their order."""
+    return records.filter(pc.and_(pc.equal(records["split"], split), pc.is_valid(records["label"])))
+
+
 def encode_split(records: pa.Table, split: str, tokenizer: Any, max_length: int) -> pa.Table:
     """Token ids and labels of the labelled records of a split, in their order.
 
@@ -46,10 +52,9 @@ def encode_split(records: pa.Table, split: str, tokenizer: Any, max_length: int)
         records: with the columns of `raptor.text.records.SCHEMA`; may be memory-mapped, and is read in
             batches.
     """
-    wanted = pc.and_(pc.equal(records["split"], split), pc.is_valid(records["label"]))
     paired = records["text_pair"].null_count < len(records)
     batches = []
-    for batch in track(records.filter(wanted).to_batches(CHUNK), "Encoding records"):
+    for batch in track(labelled(records, split).to_batches(CHUNK), "Encoding records"):
         pairs = batch.column("text_pair").to_pylist() if paired else None
         ids = encode_texts(tokenizer, batch.column("text").to_pylist(), pairs, max_length)
         encoded = pa.array(ids, pa.list_(pa.int32()))

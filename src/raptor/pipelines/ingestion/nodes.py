@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from raptor.pipelines.ingestion.config import EMBEDDED, IngestionConfig
-from raptor.pipelines.ingestion.declared import CLASSES_ARE_PUBLIC, CONSTANTS_ARE_PUBLIC
+from raptor.pipelines.ingestion.declared import CLASSES_ARE_PUBLIC, CONSTANTS_ARE_PUBLIC, USERS_ARE_PUBLIC
 
 if TYPE_CHECKING:
     import datasets
@@ -61,30 +61,60 @@ def read_records(
 
 
 def encode_splits(
-    private_records: datasets.Dataset, base_model: Path, config: IngestionConfig
+    private_records: datasets.Dataset,
+    base_model: Path,
+    config: IngestionConfig,
+    unit: str = "record",
+    records_per_user: int = 1,
+    split_key: bytes | None = None,
 ) -> tuple[pa.Table, pa.Table]:
     """Token ids and labels of the training and of the held-out records.
 
-    The held-out set is the validation split, or the test split where validation has no labels.
+    The held-out set is the validation split, or the test split where validation has no labels. Where users are the
+    unit of privacy, of each user at most ``records_per_user`` records are trained on, and one is held out: so one
+    user moves an evaluation table by as much as one record does.
 
     Args:
         private_records: from `read_records`.
         base_model: directory of the model's tokenizer.
+        unit: ``privacy.unit``.
+        records_per_user: public bound of the training records of one user.
+        split_key: private key of the choice of a user's records.
 
     Returns:
-        Two tables with the columns ``input_ids`` (unpadded, at most ``max_length``) and ``label``.
+        Two tables with the columns ``input_ids`` (unpadded, at most ``max_length``) and ``label``; where users are
+        the unit, the first one has the column ``user`` as well, numbers from 0.
 
     Raises:
         ParameterError: ``max_length`` leaves no room for text.
+        RecordError: users are the unit, and the records have none.
     """
-    from raptor.pipelines.ingestion.encoding import encode_split, held_out_split, load_tokenizer
+    import pyarrow as pa
+
+    from raptor.pipelines.ingestion.encoding import (
+        USER,
+        encode_split,
+        held_out_split,
+        labelled,
+        load_tokenizer,
+    )
     from raptor.text.splits import TRAIN
+    from raptor.text.users import bound_users, user_codes
 
     table = private_records.data.table
     tokenizer = load_tokenizer(base_model)
+    held_out = held_out_split(table)
+    if unit == "record":
+        return (
+            encode_split(table, TRAIN, tokenizer, config.max_length),
+            encode_split(table, held_out, tokenizer, config.max_length),
+        )
+    trained = bound_users(labelled(table, TRAIN), records_per_user, split_key)
+    measured = bound_users(labelled(table, held_out), 1, split_key)
+    encoded = encode_split(trained, TRAIN, tokenizer, config.max_length)
     return (
-        encode_split(table, TRAIN, tokenizer, config.max_length),
-        encode_split(table, held_out_split(table), tokenizer, config.max_length),
+        encoded.append_column(USER, pa.array(user_codes(trained))),
+        encode_split(measured, held_out, tokenizer, config.max_length),
     )
 
 
@@ -96,8 +126,11 @@ def assign_record_owners(
 ) -> pa.Table:
     """The owner expert of every training record in every planned layer, by the public base model.
 
-    Guarantee: nothing is released; the table is as private as the records. A record's owner depends on that
-    record and on public weights alone, so that adding or removing another record never moves it.
+    Where users are the unit of privacy, of every user: all tokens of all the user's records vote together, as if they
+    were one record.
+
+    Guarantee: nothing is released; the table is as private as the records. A unit's owner depends on that
+    unit and on public weights alone, so that adding or removing another one never moves it.
 
     Args:
         private_train: encoded training records.
@@ -105,16 +138,17 @@ def assign_record_owners(
         layer_plan: ``layers`` lists the sparse layers whose experts are protected.
 
     Returns:
-        A table with an int64 column ``layer_<index>`` for each layer; row i belongs to training record i.
+        A table with an int64 column ``layer_<index>`` for each layer; row i belongs to training record i, or user i.
 
     Raises:
         ModelError: the model has no such sparse layer.
     """
+    from raptor.pipelines.ingestion.encoding import USER
     from raptor.pipelines.ingestion.owners import record_owners
 
-    return record_owners(
-        private_train.data.table["input_ids"], base_model, layer_plan["layers"], config.owner_vote
-    )
+    table = private_train.data.table
+    users = table[USER].to_numpy() if USER in table.column_names else None
+    return record_owners(table["input_ids"], base_model, layer_plan["layers"], config.owner_vote, users=users)
 
 
 def declare_public_constants(
@@ -122,24 +156,33 @@ def declare_public_constants(
     label_names: Sequence[str],
     population: int | Literal["auto"],
     config: IngestionConfig,
+    unit: str = "record",
+    records_per_user: int = 1,
 ) -> dict[str, Any]:
     """What the operator takes as public about the private records: their number, and the number of classes.
 
     Args:
-        private_train: its number of rows is declared when ``population`` is ``auto``.
-        population: ``privacy.population``, the public number of training records.
+        private_train: its number of rows, or of users, is declared when ``population`` is ``auto``.
+        population: ``privacy.population``, the public number of training records, or users.
+        unit: ``privacy.unit``.
+        records_per_user: public bound of the training records of one user.
 
     Returns:
         ``population``, ``population_source``, ``num_classes``, ``source`` (``embedded`` or ``own``) and
         ``taken_as_public``, a list of sentences.
     """
     declared = population == "auto"
+    counted, facts = private_train.num_rows, [CONSTANTS_ARE_PUBLIC, CLASSES_ARE_PUBLIC]
+    if unit == "user":
+        counted = len(set(private_train["user"])) if declared else 0
+        facts = [*facts, USERS_ARE_PUBLIC.format(most=records_per_user)]
+    what = "rows" if unit == "record" else "users"
     return {
-        "population": private_train.num_rows if declared else int(population),
-        "population_source": "declared: rows of the training split"
+        "population": counted if declared else int(population),
+        "population_source": f"declared: {what} of the training split"
         if declared
         else "declared: privacy.population",
         "num_classes": len(label_names),
         "source": EMBEDDED if config.source == EMBEDDED else "own",
-        "taken_as_public": [CONSTANTS_ARE_PUBLIC, CLASSES_ARE_PUBLIC],
+        "taken_as_public": facts,
     }

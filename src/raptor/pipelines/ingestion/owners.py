@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 
 from raptor.errors import ModelError
 from raptor.moe.classifier import load_encoder
@@ -20,8 +21,15 @@ BATCH = 256
 """Records of one forward pass."""
 
 
-def record_owners(tokens: pa.ChunkedArray, base_model: Path, layers: Sequence[int], vote: Vote) -> pa.Table:
-    """Owners of encoded records in some sparse layers.
+def record_owners(
+    tokens: pa.ChunkedArray,
+    base_model: Path,
+    layers: Sequence[int],
+    vote: Vote,
+    *,
+    users: NDArray[np.int64] | None = None,
+) -> pa.Table:
+    """Owners of encoded records, or of users, in some sparse layers.
 
     Records of equal length share a forward pass, so no pass holds padding: the pass that decides a record's
     owner has a shape that does not depend on other records' lengths.
@@ -31,9 +39,11 @@ def record_owners(tokens: pa.ChunkedArray, base_model: Path, layers: Sequence[in
         base_model: directory of the base model.
         layers: indices of sparse layers.
         vote: how tokens vote.
+        users: (records,) number of each record's user, from 0 without a gap. The votes of a user's records are added,
+            in an order that only these records decide.
 
     Returns:
-        A table with an int64 column ``layer_<index>`` for each layer.
+        A table with an int64 column ``layer_<index>`` for each layer, a row for each record, or user.
 
     Raises:
         ModelError: the model has no such sparse layer.
@@ -51,11 +61,19 @@ def record_owners(tokens: pa.ChunkedArray, base_model: Path, layers: Sequence[in
     lengths = np.diff(flat.offsets.to_numpy()).astype(np.int64)
     values = flat.values.to_numpy()
     owners = {layer: np.empty(len(lengths), dtype=np.int64) for layer in layers}
+    number = 0 if users is None or not len(users) else int(users.max()) + 1
+    sums: dict[int, NDArray[np.float64]] = {}
     for rows in track(_batches(lengths), "Routing records"):
         ids = torch.from_numpy(values[starts[rows][:, None] + np.arange(lengths[rows[0]])].astype(np.int64))
         votes = record_votes(encoder, ids, torch.ones_like(ids), vote=vote, batch_size=BATCH)
         for layer in layers:
-            owners[layer][rows] = assign_owners(votes[layer]).numpy()
+            if users is None:
+                owners[layer][rows] = assign_owners(votes[layer]).numpy()
+            else:
+                total = sums.setdefault(layer, np.zeros((number, votes[layer].shape[1])))
+                np.add.at(total, users[rows], votes[layer].numpy())
+    if users is not None:
+        owners = {layer: assign_owners(torch.from_numpy(total)).numpy() for layer, total in sums.items()}
     return pa.table({f"layer_{layer}": owners[layer] for layer in layers})
 
 

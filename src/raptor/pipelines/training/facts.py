@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from raptor.accounting.facts import Gate, Records, RunEnd, RunStart
 from raptor.code_version import running_code
@@ -70,8 +70,7 @@ class RunWatch:
 
 def _fingerprint(records: EncodedRecords, key: bytes) -> bytes:
     total = hmac.new(key, digestmod=hashlib.sha256)
-    values: tuple[Tensor, ...] = (records.input_ids, records.lengths, records.labels, records.owners)
-    for value in values:
+    for value in records.tensors():
         total.update(str(tuple(value.shape)).encode())
         total.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return total.digest()

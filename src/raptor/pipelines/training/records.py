@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 
 from raptor.dp.records import EncodedRecords
 from raptor.errors import DataError
@@ -16,9 +17,9 @@ def encoded_records(split: Any, owners: Any | None, layer: int | None) -> Encode
     """Tensors of a split with the columns `input_ids` and `label`.
 
     Args:
-        split: `datasets.Dataset` of the split.
-        owners: `datasets.Dataset` with one column a layer, in the order of the split; None for a split
-            that no expert step uses.
+        split: `datasets.Dataset` of the split. Where it has a column `user`, a unit is a user with those records.
+        owners: `datasets.Dataset` with one column a layer, in the order of the split, or of the users; None for a
+            split that no expert step uses.
         layer: the protected layer, when owners are given.
 
     Raises:
@@ -32,13 +33,30 @@ def encoded_records(split: Any, owners: Any | None, layer: int | None) -> Encode
         tokens.flatten().to_numpy(zero_copy_only=False).astype(np.int32)
     )
     labels = torch.from_numpy(_column(split, "label", "split").to_numpy().astype(np.int64))
+    groups = None
+    if "user" in split.column_names:
+        groups = user_groups(_column(split, "user", "split").to_numpy().astype(np.int64))
     if owners is None:
-        owner = torch.zeros(len(labels), dtype=torch.int64)
+        owner = torch.zeros(len(labels) if groups is None else len(groups), dtype=torch.int64)
     else:
         owner = torch.from_numpy(
             _column(owners, f"layer_{layer}", "owner partition").to_numpy().astype(np.int64)
         )
-    return EncodedRecords(ids, lengths, labels, owner)
+    return EncodedRecords(ids, lengths, labels, owner, groups)
+
+
+def user_groups(users: NDArray[np.int64]) -> torch.Tensor:
+    """(users, most records of one) int64 positions of each user's records, -1 behind the last one.
+
+    Args:
+        users: (records,) number of each record's user, from 0.
+    """
+    counts = np.bincount(users)
+    order = np.argsort(users, kind="stable")
+    starts = np.cumsum(counts) - counts
+    groups = np.full((len(counts), int(counts.max(initial=1))), -1, dtype=np.int64)
+    groups[users[order], np.arange(len(users)) - starts[users[order]]] = order
+    return torch.from_numpy(groups)
 
 
 def _column(table: Any, name: str, what: str) -> pa.ChunkedArray:

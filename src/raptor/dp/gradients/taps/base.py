@@ -24,14 +24,15 @@ class Pass:
     """One forward and backward pass over a batch.
 
     Attributes:
-        records: number of records.
-        tokens: padded length of a record.
+        records: number of records; where users are the units, of users.
+        tokens: padded length of a record; of a user, of all the user's rows together.
         way: how norms of linear layers are computed.
         owners: (records, layers) owner experts, in passes where only owners' gradients count.
         is_recomputing: set once the forward pass is over. Modules that run again after it are recomputed by
             gradient checkpointing: they must do the same, and nothing is kept of them.
         grams: inner products of activations, shared by layers with the same input.
         scaled: activations times factors, shared by layers with the same input.
+        members: rows of a unit. A user's gradient is that of one long record: the sum over all tokens of all rows.
     """
 
     records: int
@@ -41,6 +42,12 @@ class Pass:
     is_recomputing: bool = False
     grams: Grams = field(default_factory=Grams)
     scaled: Scaled = field(default_factory=Scaled)
+    members: int = 1
+
+    @property
+    def rows(self) -> int:
+        """First dimension of what the model is given."""
+        return self.records * self.members
 
 
 def by_record(value: Tensor, current: Pass, name: str) -> Tensor:
@@ -50,7 +57,7 @@ def by_record(value: Tensor, current: Pass, name: str) -> Tensor:
         ModelError: the leading dimension is neither; another grouping would clip tokens as records.
     """
     size = current.records
-    if value.ndim < 2 or value.shape[0] not in (size, size * current.tokens):
+    if value.ndim < 2 or value.shape[0] not in (current.rows, size * current.tokens):
         raise ModelError(
             f"The input of {name} has neither records nor tokens of records as its first dimension; other rows "
             "would be clipped as records. This architecture is not covered."

@@ -50,16 +50,20 @@ class EmbeddingTap(OneOutputTap):
         super()._keep(gradient)
 
     def rows(self) -> tuple[Tensor, Tensor] | None:
-        """(records, tokens) ids and (records, tokens, width) gradients, or None without a gradient."""
+        """(records, tokens) ids and (records, tokens, width) gradients, or None without a gradient.
+
+        Where users are the units, their rows stand one behind the other in the second dimension.
+        """
         kept = self.kept()
         if kept is None:
             return None
         ids, gradient = kept
-        if ids.ndim != 2 or ids.shape[0] != self._pass.records:
+        if ids.ndim != 2 or ids.shape[0] != self._pass.rows:
             raise ModelError(
                 f"{self.parameters[0]} is not looked up by (records, tokens) ids. This architecture is not covered."
             )
-        return ids, accumulate(gradient)
+        units = self._pass.records
+        return ids.reshape(units, -1), accumulate(gradient).reshape(units, -1, gradient.shape[-1])
 
     def squared_norms(self) -> Tensor:
         rows = self.rows()

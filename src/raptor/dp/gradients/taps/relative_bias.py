@@ -46,7 +46,7 @@ class RelativeBiasTap(Tap):
             num_buckets=attention.relative_attention_num_buckets,
             max_distance=attention.relative_attention_max_distance,
         )
-        self._scores = bias.expand(self._pass.records, -1, -1, -1).contiguous().requires_grad_()
+        self._scores = bias.expand(self._pass.rows, -1, -1, -1).contiguous().requires_grad_()
         return self._scores
 
     def close(self) -> None:
@@ -63,7 +63,8 @@ class RelativeBiasTap(Tap):
             return accumulate(weight.new_zeros(self._pass.records, *weight.shape))
         gradient = accumulate(self._scores.grad).flatten(2)
         chosen = torch.nn.functional.one_hot(self._buckets.flatten(), weight.shape[0]).to(gradient.dtype)
-        return (gradient @ chosen).transpose(1, 2)
+        by_row = (gradient @ chosen).transpose(1, 2)
+        return by_row.reshape(self._pass.records, self._pass.members, *weight.shape).sum(dim=1)
 
     def squared_norms(self) -> Tensor:
         return self._per_record().square().sum(dim=(1, 2))
@@ -73,4 +74,4 @@ class RelativeBiasTap(Tap):
 
     def erase(self, records: Tensor) -> None:
         if self._scores is not None and self._scores.grad is not None:
-            self._scores.grad[records] = 0
+            self._scores.grad[records.repeat_interleave(self._pass.members)] = 0
