@@ -77,3 +77,14 @@ def test_bar_shows_what_and_how_far_and_no_speed(
     assert "it/s" not in shown
     # How long private steps take depends on their samples.
     assert "0:00" not in shown
+
+
+def test_public_work_says_off_a_terminal_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, screen: io.StringIO
+) -> None:
+    use(monkeypatch, screen, terminal=False)
+    assert list(track(20, "Benchmark", is_public=True)) == list(range(20))
+    lines = screen.getvalue().splitlines()
+    assert len(lines) == 10
+    assert lines[0] == "Benchmark: 2 of 20, about 0 minutes left"
+    assert lines[-1].startswith("Benchmark: 20 of 20")

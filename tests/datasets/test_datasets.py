@@ -14,6 +14,7 @@ from raptor.datasets import (
     FigureDataset,
     JSONDataset,
     JSONLinesDataset,
+    ParquetDataset,
     PretrainedDirectory,
     PrivateKey,
     ReleaseJournalStore,
@@ -195,3 +196,14 @@ def test_describe_shows_the_place_and_metadata_is_kept() -> None:
     dataset = JSONDataset(filepath="data/a.json", metadata={"privacy": "public"})
     assert dataset.metadata == {"privacy": "public"}
     assert "data/a.json" in str(dataset)
+
+
+def test_rows_of_a_parquet_file_come_back(tmp_path: Path) -> None:
+    dataset = ParquetDataset(filepath=str(tmp_path / "rows.parquet"))
+    rows = [{"name": "a", "value": 0.5}, {"name": "b", "value": 1.0}]
+    dataset.save(rows)
+    assert dataset.load() == rows
+    assert names(tmp_path) == ["rows.parquet"]
+    (tmp_path / "rows.parquet").write_bytes(b"nothing")
+    with pytest.raises(DatasetError, match="not a Parquet file"):
+        dataset.load()

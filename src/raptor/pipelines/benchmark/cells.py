@@ -101,8 +101,12 @@ class Bed:
 
     def training_of(self, method: str, recipe: Recipe, seed: int) -> TrainingConfig:
         """The training of a method with a seed of its own: records are public, and cells are compared by seed."""
+        config = self.config
         training = recipe.training(
-            self.training, self.config.step_sizes.get(method, 1.0), self.config.full_frozen
+            self.training,
+            config.step_sizes.get(method, 1.0),
+            config.full_frozen,
+            {str(name): rate for name, rate in config.full_step_sizes.items()},
         )
         return training.model_copy(update={"randomness": "seeded", "seed": seed, "checkpoint_every": 0})
 

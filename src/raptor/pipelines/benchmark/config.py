@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -33,6 +33,10 @@ class BenchmarkConfig(BaseModel):
     )
     full_frozen: tuple[str, ...] = Field(
         default=("*.shared.weight",), description="what methods that train everything leave as it is"
+    )
+    full_step_sizes: dict[Literal["shared", "expert"], Positive] = Field(
+        default={"shared": 8e-3, "expert": 4e-3},
+        description="peak step sizes where whole weights are trained, whatever the bed trains",
     )
     rho: float = Field(
         default=0.8, gt=0, lt=1, description="the paper's split: share of epsilon for shared parameters"

@@ -34,12 +34,20 @@ class Recipe:
     def is_private(self) -> bool:
         return self.method not in ONE_STREAM or ONE_STREAM[self.method].is_private
 
-    def training(self, bed: TrainingConfig, step_size: float, full_frozen: Sequence[str]) -> TrainingConfig:
+    def training(
+        self,
+        bed: TrainingConfig,
+        step_size: float,
+        full_frozen: Sequence[str],
+        full_step_sizes: Mapping[str, float],
+    ) -> TrainingConfig:
         """The bed's training with this method's trainable set and step sizes.
 
         Args:
             step_size: factor on all step sizes, tuned for each method alike on sets that are not reported.
             full_frozen: what methods that train everything leave out.
+            full_step_sizes: step sizes of shared and expert parameters where whole weights are trained and not
+                adapters, which bear other steps.
         """
         changed = bed.model_dump(mode="python", exclude_unset=True)
         if self.trainable is not None:
@@ -48,6 +56,8 @@ class Recipe:
             changed |= {"trainable": self.trainable, "frozen": frozen}
             if self.trainable == "full":
                 changed.pop("lora", None)
+                for name, rate in full_step_sizes.items():
+                    changed[name] = {**changed.get(name, {}), "learning_rate": rate}
         config = TrainingConfig.model_validate(changed)
         head = config.head_learning_rate
         streams = {
