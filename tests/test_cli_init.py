@@ -47,7 +47,7 @@ def test_an_environment_with_public_constants_is_written(project: Project) -> No
     made = written(project)
     assert made["ingestion"] == {"source": "my tickets.csv", "text": "Betreff+Text", "label": "Queue"}
     # Nine tenths of the rows are trained on; two digits of that are declared.
-    assert made["privacy"] == {"epsilon": 4, "delta": 1e-5, "population": 2800}
+    assert made["privacy"] == {"epsilon": 4, "delta": 1e-5, "population": 2800, "unit": "record"}
     assert made["training"] == {"batch_size": 512, "cycles": 30}
     for word in ("n = 2,800", "epsilon = 4", "delta = 1e-05", "B = 512", "kedro run --env my_tickets"):
         assert word in result.output
@@ -77,6 +77,27 @@ def test_options_are_kept_and_defaults_left_out(project: Project) -> None:
         "source": "l.csv", "text": "tëxt", "label": "label", "user": "who", "encoding": "cp1252"
     }  # fmt: skip
     assert made["privacy"]["epsilon"] == 2.5
+
+
+def test_users_are_counted_where_they_are_protected(project: Project) -> None:
+    (project.root / "u.csv").write_text(
+        "text,label,who\n" + "".join(f"t {n},{n % 2},u{n % 640}\n" for n in range(3000)), encoding="utf-8"
+    )
+    usual = ["init", "--source", "u.csv", "--text", "text", "--label", "label"]
+    assert "--unit user needs --user" in CliRunner().invoke(cli, [*usual, "--unit", "user"]).output
+    result = CliRunner().invoke(cli, [*usual, "--user", "who", "--unit", "user"])
+    assert result.exit_code == 0, result.output
+    assert written(project, "u")["privacy"] == {
+        "epsilon": 4,
+        "delta": 1e-4,
+        "population": 570,
+        "unit": "user",
+    }
+    assert written(project, "u")["training"]["batch_size"] == 128
+    assert "training users" in result.output
+    assert "one user and all the user's records" in result.output
+    plan = CliRunner().invoke(cli, ["plan", "--env", "u", "--no-measure"])
+    assert "n = 570 users (declared)" in plan.output, plan.output
 
 
 def test_a_source_outside_of_the_project_is_kept_whole(project: Project, tmp_path: Path) -> None:
@@ -149,8 +170,10 @@ def test_constants_fit_together(units: int) -> None:
 
 
 def test_too_few_records_are_refused() -> None:
-    with pytest.raises(DataError, match="at least 16"):
+    with pytest.raises(DataError, match="at least 16 training records"):
         Constants.of(15, 4.0)
+    with pytest.raises(DataError, match="at least 50 training users"):
+        Constants.of(49, 4.0, "user")
 
 
 def test_the_plan_is_that_of_the_accountant_and_reads_no_record(
@@ -161,7 +184,7 @@ def test_the_plan_is_that_of_the_accountant_and_reads_no_record(
     monkeypatch.setattr(sources, "open_source", None)
     result = CliRunner().invoke(cli, ["plan", "--env", "my_tickets", "--no-measure", "--json"])
     assert result.exit_code == 0, result.output
-    plan = json.loads(result.output)
+    plan = json.loads(result.stdout)
     streams = {stream["name"]: stream for stream in plan["streams"]}
     assert (streams["shared"]["steps"], streams["expert"]["steps"]) == (90, 30)
     events = [

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 if TYPE_CHECKING:
-    from raptor.text.report import DataReport
+    from raptor.text.records import Records
 
 
 @click.command()
@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 @click.option("--label", required=True, metavar="COL", help="Column of classes.")
 @click.option("--split", metavar="COL", help="Column that says train, validation or test.")
 @click.option("--user", metavar="COL", help="Column that says whose record it is.")
+@click.option(
+    "--unit",
+    type=click.Choice(["record", "user"]),
+    default="record",
+    show_default=True,
+    help="Who is protected: one record, or one user with all of the user's records.",
+)
 @click.option("--encoding", default="utf-8", show_default=True, help="Encoding of text files.")
 @click.option("--max-classes", default=1000, show_default=True, help="More are taken for a wrong column.")
 @click.option(
@@ -29,6 +36,7 @@ def init(
     label: str,
     split: str | None,
     user: str | None,
+    unit: Literal["record", "user"],
     encoding: str,
     max_classes: int,
     epsilon: float,
@@ -47,6 +55,7 @@ def init(
         require_free,
         write_environment,
     )
+    from raptor.errors import ParameterError
     from raptor.pipelines.ingestion.config import IngestionConfig
     from raptor.progress import on_stderr
     from raptor.project import bootstrap
@@ -54,6 +63,8 @@ def init(
     from raptor.text.problems import RecordError
     from raptor.text.records import Rules, read_records
 
+    if unit == "user" and user is None:
+        raise ParameterError("--unit user needs --user: the column that says whose record it is.")
     conf_source = bootstrap()
     name = name or environment_name(source)
     folder = require_free(conf_source, name)
@@ -64,7 +75,7 @@ def init(
             records = read_records(source, Columns(text, label, split, user), rules)
     except RecordError as error:
         raise click.ClickException(error.terminal) from None
-    constants = Constants.of(_training_records(records.report, usual.held_out_fraction), epsilon)
+    constants = Constants.of(_training_units(records, unit, usual.held_out_fraction), epsilon, unit)
     ingestion = {
         "source": _place(source, conf_source.parent),
         "text": text,
@@ -77,6 +88,10 @@ def init(
     file = write_environment(folder, parameters_text(ingestion, constants))
     for warning in records.report.warnings:
         click.echo(f"Warning: {warning}")
+    if user is not None and unit == "record":
+        click.echo(
+            "One record is protected at a time. With --unit user it is a user with all records (docs/privacy.md, 9)."
+        )
     click.echo(f"{file} is written:\n\n{in_words(constants, name)}")
 
 
@@ -89,7 +104,10 @@ def _place(source: str, project: Path) -> str:
     return str(whole.relative_to(project) if whole.is_relative_to(project) else whole)
 
 
-def _training_records(report: DataReport, held_out_fraction: float) -> int:
-    """How many records the run will train on; those that it will hold out are drawn then."""
-    train = report.splits.get("train", report.rows)
-    return train if report.held_out is not None else int(train * (1 - held_out_fraction))
+def _training_units(records: Records, unit: str, held_out_fraction: float) -> int:
+    """How many records or users the run will train on; those that it will hold out are drawn then."""
+    import pyarrow.compute as pc
+
+    train = records.table.filter(pc.equal(records.table["split"], "train"))
+    units = len(train) if unit == "record" else len(train["user"].unique())
+    return units if records.held_out is not None else int(units * (1 - held_out_fraction))

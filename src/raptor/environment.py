@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from raptor.errors import DataError, ParameterError
 
@@ -18,6 +19,8 @@ LARGEST_BATCH = 1024
 SMALLEST_BATCH = 8
 CYCLES = 30
 FEW = 1000
+# A policy, not a bound: the guarantee would hold for fewer users, and no model would be worth it.
+FEWEST_USERS = 50
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Constants:
 
     Attributes:
         population: public number of training units n.
+        unit: record or user.
         epsilon, delta: the budget.
         batch_size: expected units of a step.
         cycles: repetitions of the schedule.
@@ -36,9 +40,10 @@ class Constants:
     delta: float
     batch_size: int
     cycles: int = CYCLES
+    unit: Literal["record", "user"] = "record"
 
     @classmethod
-    def of(cls, units: int, epsilon: float) -> Constants:
+    def of(cls, units: int, epsilon: float, unit: Literal["record", "user"] = "record") -> Constants:
         """Constants for so many training units (records, or users).
 
         Larger samples lose less to noise, as one unit then hides among more: a quarter of all units, or 1,024, which
@@ -47,16 +52,17 @@ class Constants:
         Raises:
             DataError: there are too few units for any private training.
         """
-        if units < 2 * SMALLEST_BATCH:
+        fewest = 2 * SMALLEST_BATCH if unit == "record" else FEWEST_USERS
+        if units < fewest:
             raise DataError(
-                f"A private training needs at least {2 * SMALLEST_BATCH} training records (or users, where they are "
-                "the unit), and useful ones have thousands. Give more of them."
+                f"A private training needs at least {fewest} training {unit}s, and useful ones have thousands. Give "
+                "more of them."
             )
         population = round_down(units)
         # At most a tenth of the chance that publishing one whole record would have.
         delta = 10.0 ** math.floor(math.log10(0.1 / population) + 1e-9)
         batch = max(min(1 << (population // 4).bit_length() - 1, LARGEST_BATCH), SMALLEST_BATCH)
-        return cls(population, epsilon, delta, batch)
+        return cls(population, epsilon, delta, batch, unit=unit)
 
 
 def round_down(number: int) -> int:
@@ -104,8 +110,10 @@ privacy:
   epsilon: {constants.epsilon:g}
   # The chance that epsilon does not hold; at most a tenth of 1/n.
   delta: {constants.delta:.1e}
-  # n, training records, declared public: counted once and rounded down.
+  # n, training {constants.unit}s, declared public: counted once and rounded down.
   population: {constants.population}
+  # Who is protected: one record, or one user with all of the user's records.
+  unit: {constants.unit}
 training:
   # B, expected number drawn in each step. Larger samples lose less to noise and take longer.
   batch_size: {constants.batch_size}
@@ -117,26 +125,29 @@ training:
 def in_words(constants: Constants, name: str) -> str:
     """What the constants mean, and what to do next."""
     rate = constants.batch_size / constants.population
+    protected = "any one record" if constants.unit == "record" else "any one user and all the user's records"
     rows = [
         (
             f"n = {constants.population:,}",
-            "training records, rounded down to two digits; declared public, like all that is here",
+            f"training {constants.unit}s, rounded down to two digits; declared public, like all that is here",
         ),
         (
             f"epsilon = {constants.epsilon:g}, delta = {constants.delta:.0e}",
             f"whatever somebody concludes from the model would be at most e^{constants.epsilon:g} times less likely "
-            "without any one record, except with probability delta",
+            f"without {protected}, except with probability delta",
         ),
         (
             f"B = {constants.batch_size:,}",
-            f"each step draws every record by a coin of chance B/n = {rate:.3g}",
+            f"each step draws every {constants.unit} by a coin of chance B/n = {rate:.3g}",
         ),
         (f"cycles = {constants.cycles}", "each has three steps of the shared layers and one of the experts"),
     ]
     width = max(len(figure) for figure, _ in rows)
     lines = [f"  {figure:<{width}}  {meaning}" for figure, meaning in rows]
     if constants.population < FEW:
-        lines.append("\nWith so few records noise hides most of what could be learnt: expect a weak model.")
+        lines.append(
+            f"\nWith so few {constants.unit}s noise hides most of what could be learnt: expect a weak model."
+        )
     lines += [
         "\nChange what you like in it, then:\n",
         f"  raptor plan --env {name}   what it will cost, before any record is touched",

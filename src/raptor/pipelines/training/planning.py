@@ -26,6 +26,7 @@ from raptor.dp.plan import (
 )
 from raptor.dp.trainable import make_trainable
 from raptor.dp.training import random_source, resolve_device
+from raptor.environment import FEWEST_USERS
 from raptor.errors import BudgetError, ParameterError
 from raptor.moe.classifier import MoEClassifier
 from raptor.pipelines.evaluation.config import EvaluationConfig, EvaluationScope
@@ -33,8 +34,6 @@ from raptor.reporting.metrics import readable_records
 
 # The share of the public number of training records that a held-out set usually has.
 USUALLY_HELD_OUT = 0.1
-# A policy, not a bound: the guarantee would hold for fewer, and no model would be worth it.
-FEWEST_USERS = 50
 PUBLIC_RECORDS = (
     "all records and labels (evaluation.records_are_public): baselines train on them without protection, and the "
     "held-out ones are evaluated without noise"
@@ -218,8 +217,8 @@ def _plan(
     if privacy.unit == "user" and population < FEWEST_USERS:
         raise BudgetError(
             f"privacy.unit is user, and there are only {population} users ({public_constants['population_source']}). "
-            f"One of them is 1/{population} of any mean, so noise that hides one hides what all say together, and who took "
-            f"part in so small a group is hardly a secret. At least {FEWEST_USERS} users are asked for, and useful "
+            f"One of them is 1/{population} of any mean, so noise that hides one hides what all say together, and who "
+            f"took part in so small a group is hardly a secret. At least {FEWEST_USERS} users are asked for, and useful "
             "models need hundreds. Nothing was spent. privacy.unit=record protects single records instead; a person "
             "with k of them is then protected k times less."
         )
