@@ -218,9 +218,9 @@ def _plan(
         raise BudgetError(
             f"privacy.unit is user, and there are only {population} users ({public_constants['population_source']}). "
             f"One of them is 1/{population} of any mean, so noise that hides one hides what all say together, and who "
-            f"took part in so small a group is hardly a secret. At least {FEWEST_USERS} users are asked for, and useful "
-            "models need hundreds. Nothing was spent. privacy.unit=record protects single records instead; a person "
-            "with k of them is then protected k times less."
+            f"took part in so small a group is hardly a secret. At least {FEWEST_USERS} users are asked for, and "
+            "useful models need hundreds. Nothing was spent. privacy.unit=record protects single records instead; a "
+            "person with k of them is then protected k times less."
         )
     return make_plan(
         shapes=[shape for shape in shapes if shape.steps],
