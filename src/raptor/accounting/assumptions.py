@@ -52,10 +52,11 @@ NOISE = (
 )
 RECORDS = "All releases of the training are of the same records."
 CODE = (
-    "The code that ran, named below by commit and digest, is RAPTOR's. Its tests show, and not a run, that a record's "
-    "owner expert follows from that record and public weights, so that one record moves the block of one expert, and "
-    "that gradients are clipped before they are summed. Noise is normal in float64 from a keyed stream and rounded to "
-    "the lattice on which it is added, which is not an exact discrete Gaussian."
+    "The code that ran, named below by commit and digest, is RAPTOR's. Its tests show, and not a run, that what a "
+    "record adds to the experts, to its owner alone or to all its active ones, follows from that record and released "
+    "weights and is clipped as one vector, and that gradients are clipped before they are summed. Noise is normal in "
+    "float64 from a keyed stream and rounded to the lattice on which it is added, which is not an exact discrete "
+    "Gaussian."
 )
 UNIT = (
     "A record holds all that is to be protected together. Somebody with k records is protected k times less: "

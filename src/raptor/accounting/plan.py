@@ -38,7 +38,8 @@ class StreamPlan:
         steps: planned releases.
         clipping_norm: C, the most that one unit adds to a sum.
         denominator: what a noisy sum is divided by, B for shared parameters and B/E for an expert.
-        blocks: parameter blocks of which one unit moves one: 1, or the number of experts.
+        blocks: parameter blocks that a unit moves as one vector within C: 1, or the number of experts, of which it
+            moves its owner's alone unless all its active experts count.
     """
 
     name: str
