@@ -101,6 +101,31 @@ def test_test_records_with_labels_are_held_out_where_validation_is_missing(
     assert held_out.to_pylist() == [{"input_ids": ids("c d", 32), "label": 1}]
 
 
+@pytest.mark.parametrize("unit", ["record", "user"])
+def test_a_second_reading_is_not_tokenised_again(
+    base_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: str
+) -> None:
+    rows = "".join(
+        f"{'abcdefgh'[n % 8]} {'klm'[n % 3]},{'xy'[n % 2]},u{n % 20},{'train' if n % 5 else 'dev'}\n"
+        for n in range(100)
+    )
+    config = IngestionConfig(
+        source=str(put(tmp_path, "a.csv", "text,label,who,split\n" + rows)), user="who", split="split"
+    )
+    table, _, _ = read_records(base_model, config)
+    (tmp_path / "cache").mkdir()
+    given = (datasets.Dataset(table), base_model, config, unit, 3, b"k" * 32)
+    plain = encode_splits(*given)
+    first = encode_splits(*given, tmp_path / "cache")
+    monkeypatch.setattr("raptor.pipelines.ingestion.encoding.encode_texts", None)
+    again = encode_splits(*given, tmp_path / "cache")
+    for one, two, three in zip(plain, first, again, strict=True):
+        assert one.equals(two)
+        assert two.equals(three)
+    with pytest.raises(TypeError):
+        encode_splits(*given[:2], config.model_copy(update={"max_length": 9}), *given[3:], tmp_path / "cache")
+
+
 def test_pairs_are_encoded_as_pairs(base_model: Path, tmp_path: Path) -> None:
     path = put(tmp_path, "a.csv", "p,q,label,s\na,b,x,train\nc,d,y,train\ne,f,y,dev\n")
     config = IngestionConfig(source=str(path), text="p+q", split="s")

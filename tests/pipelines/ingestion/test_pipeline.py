@@ -23,6 +23,7 @@ def test_inputs_and_outputs_are_those_of_the_catalog() -> None:
     pipeline = create_pipeline()
     assert pipeline.inputs() == {
         "base_model",
+        "encoding_cache",
         "layer_plan",
         "params:ingestion",
         "params:privacy.population",
@@ -49,6 +50,8 @@ def test_the_stage_runs_on_files(tmp_path: Path) -> None:
         name: JSONDataset(filepath=str(tmp_path / f"{name}.json"))
         for name in ("label_names", "data_report", "public_constants")
     }
+    cache = tmp_path / "encodings"
+    cache.mkdir()
     given = {
         "base_model": base_model,
         "layer_plan": {"layers": [1]},
@@ -57,6 +60,7 @@ def test_the_stage_runs_on_files(tmp_path: Path) -> None:
         "params:privacy.unit": "record",
         "params:privacy.records_per_user": 8,
         "split_key": bytes(32),
+        "encoding_cache": cache,
     }
     catalog = DataCatalog(
         {**tables, **files, **{name: MemoryDataset(value) for name, value in given.items()}}
@@ -76,6 +80,8 @@ def test_a_source_that_cannot_be_read_leaves_nothing_behind(tmp_path: Path, cont
     base_model = save_base_model(tmp_path / "model", layers=2, sparse=2, experts=4)
     config = IngestionConfig(source=str(put(tmp_path, "a.csv", content)))
     tables = {name: ArrowDataset(filepath=str(tmp_path / "data" / name)) for name in PRIVATE}
+    cache = tmp_path / "encodings"
+    cache.mkdir()
     given = {
         "base_model": base_model,
         "params:ingestion": config,
@@ -84,6 +90,7 @@ def test_a_source_that_cannot_be_read_leaves_nothing_behind(tmp_path: Path, cont
         "params:privacy.records_per_user": 8,
         "layer_plan": {},
         "split_key": bytes(32),
+        "encoding_cache": cache,
     }
     catalog = DataCatalog({**tables, **{name: MemoryDataset(value) for name, value in given.items()}})
     with pytest.raises(Exception, match=r"a\.csv"):

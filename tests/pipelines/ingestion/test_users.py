@@ -98,7 +98,7 @@ def test_users_are_bounded_and_numbered(everyone: Any) -> None:
     assert len(owners) == PEOPLE
     assert constants["population"] == PEOPLE
     assert constants["population_source"] == "declared: users of the training split"
-    assert f"of each user at most {MOST} training records" in constants["taken_as_public"][-1]
+    assert f"of each user at most {MOST} training records are used" in constants["taken_as_public"][-1]
     # Three records of each of 30 people; one of each is left.
     assert len(held_out) == 30
     assert held_out.column_names == ["input_ids", "label"]

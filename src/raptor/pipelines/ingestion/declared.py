@@ -5,4 +5,7 @@ CONSTANTS_ARE_PUBLIC = (
     "the number of training records (the rows of the training split unless privacy.population gives another "
     "number; where users are the unit, the number of users), and the number of classes"
 )
-USERS_ARE_PUBLIC = "that of each user at most {most} training records (privacy.records_per_user) and one held-out record are used"
+USERS_ARE_PUBLIC = (
+    "that of each user at most {most} training records are used (privacy.records_per_user), and one held-out "
+    "record"
+)

@@ -67,6 +67,7 @@ def encode_splits(
     unit: str = "record",
     records_per_user: int = 1,
     split_key: bytes | None = None,
+    encoding_cache: Path | None = None,
 ) -> tuple[pa.Table, pa.Table]:
     """Token ids and labels of the training and of the held-out records.
 
@@ -79,7 +80,8 @@ def encode_splits(
         base_model: directory of the model's tokenizer.
         unit: ``privacy.unit``.
         records_per_user: public bound of the training records of one user.
-        split_key: private key of the choice of a user's records.
+        split_key: private key of the choice of a user's records, and of the names in the cache.
+        encoding_cache: private folder of what was encoded before; None encodes anew.
 
     Returns:
         Two tables with the columns ``input_ids`` (unpadded, at most ``max_length``) and ``label``; where users are
@@ -98,24 +100,32 @@ def encode_splits(
         labelled,
         load_tokenizer,
     )
+    from raptor.text.cache import EncodingCache
     from raptor.text.splits import TRAIN
     from raptor.text.users import bound_users, user_codes
 
     table = private_records.data.table
-    tokenizer = load_tokenizer(base_model)
     held_out = held_out_split(table)
-    if unit == "record":
-        return (
-            encode_split(table, TRAIN, tokenizer, config.max_length),
-            encode_split(table, held_out, tokenizer, config.max_length),
-        )
-    trained = bound_users(labelled(table, TRAIN), records_per_user, split_key)
-    measured = bound_users(labelled(table, held_out), 1, split_key)
-    encoded = encode_split(trained, TRAIN, tokenizer, config.max_length)
-    return (
-        encoded.append_column(USER, pa.array(user_codes(trained))),
-        encode_split(measured, held_out, tokenizer, config.max_length),
-    )
+    trained, measured = labelled(table, TRAIN), labelled(table, held_out)
+    if unit == "user":
+        trained = bound_users(trained, records_per_user, split_key)
+        measured = bound_users(measured, 1, split_key)
+    tokenizer = load_tokenizer(base_model)
+
+    def encoded(records: pa.Table, split: str) -> pa.Table:
+        def make() -> pa.Table:
+            return encode_split(records, split, tokenizer, config.max_length)
+
+        if encoding_cache is None or split_key is None:
+            return make()
+        cache = EncodingCache(encoding_cache, split_key)
+        read = records.select(["text", "text_pair", "label"])
+        return cache.get(cache.name(read, base_model, config.max_length), make)
+
+    train = encoded(trained, TRAIN)
+    if unit == "user":
+        train = train.append_column(USER, pa.array(user_codes(trained)))
+    return train, encoded(measured, held_out)
 
 
 def assign_record_owners(

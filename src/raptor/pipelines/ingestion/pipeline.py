@@ -44,6 +44,7 @@ def create_pipeline(**_: Any) -> Pipeline:
                     "unit": "params:privacy.unit",
                     "records_per_user": "params:privacy.records_per_user",
                     "split_key": "split_key",
+                    "encoding_cache": "encoding_cache",
                 },
                 outputs=["private_train", "private_heldout"],
                 name="encode_splits",
