@@ -28,7 +28,7 @@ def plan(env: str | None, no_measure: bool, as_json: bool) -> None:
     """
     # First, as the project's settings keep the model library from drawing bars of its own.
     parameters, project = _parameters(env)
-    from raptor.forecast import Forecast, measure
+    from raptor.forecast import Forecast, measure, most_records
     from raptor.moe.classifier import load_encoder
     from raptor.moe.families import sparse_layers
     from raptor.progress import on_stderr
@@ -47,7 +47,7 @@ def plan(env: str | None, no_measure: bool, as_json: bool) -> None:
                 training,
                 parameters["ingestion"].max_length,
                 layer.index,
-                int(forecast.privacy.population),
+                int(forecast.privacy.population) * most_records(forecast.privacy),
             )
     if as_json:
         shown = {

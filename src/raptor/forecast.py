@@ -40,7 +40,8 @@ class Costs:
         streams: what is released.
         noise: deviation of the noise on the mean of all shared (or else expert) releases together, over the clipping
             norm: sigma / (B sqrt(steps)). Smaller is better.
-        record_steps: records that are expected to be differentiated, all steps together.
+        record_steps: records that are expected to be differentiated, all steps together; of a user at most as many as
+            are used.
     """
 
     epsilon: float
@@ -117,7 +118,7 @@ class Forecast:
             plan.epsilon_planned,
             streams,
             first.noise_multiplier / (training.batch_size * first.steps**0.5),
-            float(steps * training.batch_size),
+            float(steps * training.batch_size * most_records(privacy)),
         )
 
     def alternatives(self, present: Costs) -> list[Alternative]:
@@ -174,10 +175,16 @@ class Forecast:
         return Alternative(parameter, value, costs)
 
 
-def measure(
-    base_model: Path, training: TrainingConfig, max_length: int, layer: int, population: int
-) -> Speed:
+def most_records(privacy: PrivacyConfig) -> int:
+    """Training records of one unit, at most."""
+    return privacy.records_per_user if privacy.unit == "user" else 1
+
+
+def measure(base_model: Path, training: TrainingConfig, max_length: int, layer: int, records: int) -> Speed:
     """Run every engine of the training on made-up records, as many as fit into one forward pass.
+
+    Args:
+        records: how many will be in memory.
 
     Raises:
         ModelError: a trained parameter has no exact per-record gradient.
@@ -199,9 +206,9 @@ def measure(
     model = MoEClassifier.from_encoder(base_model, 2)
     trainable = make_trainable(model, training, layer)
     model = model.to(device).eval()
-    records = min(training.physical_batch_size, training.batch_size)
-    ids = torch.randint(0, model.encoder.config.vocab_size, (records, max_length), device=device)
-    zeros = torch.zeros(records, dtype=torch.int64, device=device)
+    size = training.physical_batch_size
+    ids = torch.randint(0, model.encoder.config.vocab_size, (size, max_length), device=device)
+    zeros = torch.zeros(size, dtype=torch.int64, device=device)
     batch = Batch(ids, torch.ones_like(ids), zeros, zeros)
     noise = RandomSource.secure().stream("forecast/noise")
     weighted = released = 0.0
@@ -210,15 +217,15 @@ def measure(
         engine = spec.build(model)
         share = training.steps(getattr(training, spec.name)) / steps
         engine.clipped_sum(batch.part(0, 2), ClippingRule(1.0))
-        weighted += share * _seconds(lambda: engine.clipped_sum(batch, ClippingRule(1.0)), device) / records  # noqa: B023
-        size = sum(model.get_parameter(name).numel() for name in engine.parameters)
-        released += share * _seconds(lambda: noise.normals((size,)), device)  # noqa: B023
+        weighted += share * _seconds(lambda: engine.clipped_sum(batch, ClippingRule(1.0)), device) / size  # noqa: B023
+        numbers = sum(model.get_parameter(name).numel() for name in engine.parameters)
+        released += share * _seconds(lambda: noise.normals((numbers,)), device)  # noqa: B023
     if device.type == "cuda":
         memory = int(torch.cuda.max_memory_allocated(device))
     else:
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     # Token ids of all records stay in memory, four bytes each, with length, label and owner.
-    return Speed(device.type, weighted, released, memory + population * (4 * max_length + 24))
+    return Speed(device.type, weighted, released, memory + records * (4 * max_length + 24))
 
 
 def _seconds(work: Any, device: Any) -> float:

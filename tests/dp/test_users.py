@@ -206,9 +206,23 @@ def test_rows_that_fill_up_do_not_count() -> None:
     records = people(tiny_classifier())
     batch = records.take(torch.tensor([1, 3]), CPU)
     assert batch.members == 4
+    assert records.take(torch.tensor([1, 4]), CPU).members == 2
     assert (batch.labels != IGNORED).tolist() == [True, False, False, False] + [True] * 4
     assert len(batch.part(1, 2)) == 1
     assert torch.equal(batch.part(1, 2).input_ids, batch.input_ids[4:])
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 8, 100])
+def test_physical_batches_hold_everyone_once_and_fit(size: int) -> None:
+    records = people(tiny_classifier())
+    sample = torch.tensor([0, 1, 3, 4])
+    seen, own = [], 0
+    for batch in records.physical_batches(sample, size, CPU):
+        assert len(batch.input_ids) <= max(size, batch.members)
+        own += int((batch.labels != IGNORED).sum())
+        seen += batch.owners.tolist()
+    assert sorted(seen) == sorted(records.owners[sample].tolist())
+    assert own == int((records.groups[sample] >= 0).sum())
 
 
 def test_plan_and_data_must_be_of_one_unit() -> None:

@@ -111,7 +111,8 @@ class EncodedRecords:
         if self.groups is None:
             rows, labels, members = indices, self.labels[indices], 1
         else:
-            own, members = self.groups[indices], self.groups.shape[1]
+            members = int(self._counts(indices).max()) if len(indices) else 1
+            own = self.groups[indices, :members]
             is_own = own >= 0
             rows = torch.where(is_own, own, own[:, :1]).flatten()
             labels = self.labels[rows].masked_fill(~is_own.flatten(), IGNORED)
@@ -132,14 +133,28 @@ class EncodedRecords:
         Order and division change nothing but rounding, as sums over units do not depend on them.
         """
         if self.groups is None:
-            lengths, units = self.lengths[indices], size
-        else:
-            own = self.groups[indices]
-            lengths = self.lengths[own.clamp_min(0)].masked_fill(own < 0, 0).amax(dim=1)
-            units = max(size // self.groups.shape[1], 1)
-        ordered = indices[lengths.argsort(stable=True)]
-        for start in range(0, len(ordered), units):
-            yield self.take(ordered[start : start + units], device)
+            ordered = indices[self.lengths[indices].argsort(stable=True)]
+            for start in range(0, len(ordered), size):
+                yield self.take(ordered[start : start + size], device)
+            return
+        # Users with as many records each first, so that few rows are there only to fill up.
+        own, counts = self.groups[indices], self._counts(indices)
+        lengths = self.lengths[own.clamp_min(0)].masked_fill(own < 0, 0).amax(dim=1)
+        order = (counts * (self.input_ids.shape[1] + 1) + lengths).argsort(stable=True)
+        ordered, counts = indices[order], counts[order]
+        start = 0
+        while start < len(ordered):
+            stop = start + 1
+            while stop < len(ordered) and (stop + 1 - start) * int(counts[stop]) <= size:
+                stop += 1
+            yield self.take(ordered[start:stop], device)
+            start = stop
+
+    def _counts(self, indices: Tensor) -> Tensor:
+        """(units,) how many records each has."""
+        if self.groups is None:
+            return torch.ones_like(indices)
+        return (self.groups[indices] >= 0).sum(dim=1)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Everything, for a fingerprint."""
