@@ -14,6 +14,7 @@ from benchmarks.cases import Case, Subject, subject
 from benchmarks.clock import Step, clock_of, interleaved, peak_bytes
 from benchmarks.methods import EXPERT, MONOLITHIC, SHARED, Floor, Ours, OursWithNoise
 from benchmarks.peers import PEERS
+from raptor.dp.memory import keep_freed_memory
 
 Row = dict[str, Any]
 RAPTOR, WITH_NOISE, CYCLE = "raptor", "raptor with noise and Adam", "cycle"
@@ -133,6 +134,8 @@ def measure(case: Case, rounds: int, threads: int) -> list[Row]:
         One row for each comparison, and one for each peer that is missing.
     """
     torch.set_num_threads(threads)
+    # As in training; otherwise a page fault is paid by the step that happens to run when the heap grows.
+    keep_freed_memory()
     plan = plan_of(case)
     taken = interleaved(plan.steps, rounds, clock_of(threads), plan.limits)
     peaks = {key: peak_bytes(step) for key, step in plan.steps.items()}

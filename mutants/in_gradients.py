@@ -22,8 +22,8 @@ NORMS = (
     Fault(
         "every token clipped as a record",
         "dp/gradients/kernels.py",
-        "norms = (left * right).sum(dim=(1, 2))",
-        "norms = (left * right).diagonal(dim1=1, dim2=2).sum(dim=1)",
+        "norms = _inner_product(lefts, rights)",
+        "norms = (_diagonal(lefts) * _diagonal(rights)).sum(dim=1)",
         in_file(GRADIENTS, "test_both_ways_to_a_linear_norm_agree"),
     ),
     Fault(
@@ -50,8 +50,8 @@ NORMS = (
     Fault(
         "padding of an expert's rows counts in the norm",
         "dp/gradients/kernels.py",
-        "right = torch.where(valid[:, :, None] & valid[:, None, :], right, right.new_zeros(()))",
-        "right = right + 0 * valid[:, :, None]",
+        "found.append(torch.where(pairs, strip, strip.new_zeros(())))",
+        "found.append(strip + 0 * pairs)",
         in_file(GRADIENTS, "test_segments_of_any_length[ghost]"),
     ),
     Fault(
@@ -136,9 +136,9 @@ OWNERS = (
     Fault(
         "outputs of experts that do not own the record are detached",
         "dp/gradients/taps/experts.py",
-        "return rows, self._combine(hidden, assignment, outer)",
+        "return rows, combine(hidden, assignment, outer)",
         "keep = torch.isin(torch.arange(len(outer)), self._owned(assignment))[:, None] if self._pass.owners is not "
-        "None else outer == outer; return rows, self._combine(hidden, assignment, torch.where(keep, outer, "
+        "None else outer == outer; return rows, combine(hidden, assignment, torch.where(keep, outer, "
         "outer.detach()))",
         in_file(
             FAMILIES, "test_norms_and_sums_are_those_of_a_loop_over_records[olmoe-experts of two layers]"

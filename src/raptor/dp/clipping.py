@@ -97,4 +97,6 @@ def clip_and_sum(taps: Sequence[Tap], finite: Tensor, rule: ClippingRule) -> Cli
     tensors: dict[str, Tensor] = {}
     for tap in taps:
         tensors.update(tap.weighted_sum(factors))
+        # What it kept makes room for the sums of the next.
+        tap.close()
     return ClippedSum(tensors, rule.sensitivity, nonfinite)

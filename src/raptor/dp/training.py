@@ -19,6 +19,7 @@ from raptor.dp.config import TrainingConfig
 from raptor.dp.engines import RoleGradients, engine_specs
 from raptor.dp.gradients.engine import GradientEngine
 from raptor.dp.mechanism import GaussianMechanism, ReleaseSink
+from raptor.dp.memory import keep_freed_memory
 from raptor.dp.methods import ONE_STREAM, Method
 from raptor.dp.optimizer import ReleaseOptimizer
 from raptor.dp.plan import EXPERT, MONOLITHIC, SHARED
@@ -76,6 +77,7 @@ class Trainer:
         self.trainable: TrainableSet = make_trainable(model, config, plan.layer)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
+        keep_freed_memory()
         self._model = model.to(self._device).eval()
         self._records = records
         self._plan = plan

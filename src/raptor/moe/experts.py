@@ -78,10 +78,10 @@ class Stack:
         """(out, in) matrix of one expert."""
         return self.tensors[0][expert] if self.is_fused else self.tensors[expert]
 
-    def zeros(self, dtype: torch.dtype) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """Zero tensors by name, and one view into them for each expert."""
+    def empty(self, dtype: torch.dtype) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Tensors by name with nothing in them yet, and one view into them for each expert."""
         whole = {
-            name: torch.zeros_like(tensor, dtype=dtype)
+            name: torch.empty_like(tensor, dtype=dtype)
             for name, tensor in zip(self.names, self.tensors, strict=True)
         }
         return whole, list(whole[self.names[0]]) if self.is_fused else list(whole.values())

@@ -7,8 +7,8 @@ no loss, no norm, no gradient of a record.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Protocol
 
 import torch
@@ -19,6 +19,7 @@ from raptor.dp.gradients.coverage import claim, claim_experts
 from raptor.dp.gradients.fused import FusedRms, is_rms_norm
 from raptor.dp.gradients.kernels import Way, accumulate
 from raptor.dp.gradients.losses import RecordLoss, classification_loss
+from raptor.dp.gradients.routed import FrozenExperts
 from raptor.dp.gradients.taps import Pass, Tap
 from raptor.dp.records import Batch
 from raptor.errors import ModelError
@@ -55,6 +56,25 @@ def _exact_products(device: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(allowed)
 
 
+def _stand_ins(model: nn.Module, claimed: Collection[str]) -> list[FusedRms | FrozenExperts]:
+    """Faster forms of what the library runs and no tap listens to."""
+    norms = [
+        FusedRms(module)
+        for prefix, module in model.named_modules()
+        if f"{prefix}.weight" not in claimed and is_rms_norm(module)
+    ]
+    experts = []
+    for layer in sparse_layers(model):
+        if any(name.startswith(layer.experts_prefix) for name in claimed):
+            continue
+        with suppress(ModelError):
+            # Experts of a layout that is not covered are none of ours: they are frozen, and run as they are.
+            bank = layer.bank()
+            if FrozenExperts.is_faster(bank):
+                experts.append(FrozenExperts(bank))
+    return [*norms, *experts]
+
+
 class _TappedGradients:
     """One pass over a batch with taps open, and the clipped sum of what they kept."""
 
@@ -75,11 +95,7 @@ class _TappedGradients:
         self._way = way
         self._autocast = autocast
         claimed = {name for tap in taps for name in tap.parameters}
-        self._norms = [
-            FusedRms(module)
-            for prefix, module in model.named_modules()
-            if fused and f"{prefix}.weight" not in claimed and is_rms_norm(module)
-        ]
+        self._stand_ins = _stand_ins(model, claimed) if fused else []
         self._is_layout_known = False
 
     def _owners(self, batch: Batch) -> Tensor | None:
@@ -111,9 +127,9 @@ class _TappedGradients:
         with ExitStack() as stack:
             stack.enter_context(_exact_products(device))
             stack.callback(current.grams.clear)
-            for norm in self._norms:
-                stack.callback(norm.close)
-                norm.open()
+            for stand_in in self._stand_ins:
+                stack.callback(stand_in.close)
+                stand_in.open()
             for tap in self._taps:
                 stack.callback(tap.close)
                 tap.open(current)
@@ -137,6 +153,7 @@ class _TappedGradients:
                 tap.require_called()
             current.is_recomputing = True
             losses.backward(torch.ones_like(losses))  # type: ignore[no-untyped-call]
+            current.grams.clear()
             for tap in self._taps:
                 tap.settle()
             with torch.no_grad():
@@ -169,7 +186,7 @@ class JointGradients(_TappedGradients):
             loss: one loss per record.
             way: how norms of linear layers are computed.
             autocast: type of the forward pass, such as bfloat16; norms and sums stay in float32.
-            fused: whether root-mean-square norms run in one formula instead of the library's chain.
+            fused: whether norms and frozen experts run in faster forms than the library's (`fused`, `routed`).
         """
         freeze(model)
         roles = parameter_roles(model)

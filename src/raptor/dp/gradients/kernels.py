@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 Way = Literal["auto", "ghost", "direct"]
+# Rows of a strip of a Gram matrix: more would compute more products twice, fewer would make them small.
+_STRIP = 32
 
 
 def _is_ghost(way: Way, rows: int, inputs: int, outputs: int) -> bool:
@@ -27,14 +29,49 @@ def accumulate(value: Tensor) -> Tensor:
     return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
 
 
+def _gram_strips(values: Tensor) -> tuple[Tensor, ...]:
+    """Inner products of each record's rows with themselves and with later rows; those with earlier ones are the same.
+
+    Args:
+        values: (records, rows, width).
+
+    Returns:
+        For every `_STRIP` rows from `start`, (records, strip, rows - start).
+    """
+    starts = range(0, values.shape[1], _STRIP)
+    return tuple(
+        torch.bmm(values[:, start : start + _STRIP], values[:, start:].transpose(1, 2)) for start in starts
+    )
+
+
+def _diagonal(strips: tuple[Tensor, ...]) -> Tensor:
+    """(records, rows) squared lengths of the rows."""
+    return torch.cat([strip.diagonal(dim1=1, dim2=2) for strip in strips], dim=1)
+
+
+def _inner_product(left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> Tensor:
+    """(records,) sum over all pairs of rows of the products of two Gram matrices."""
+    total: Tensor | None = None
+    for one, other in zip(left, right, strict=True):
+        products, size = one * other, one.shape[1]
+        part = products[:, :, :size].sum(dim=(1, 2))
+        if products.shape[2] > size:
+            # Each pair of a row in the strip and a row behind it stands for two.
+            part = part + 2 * products[:, :, size:].sum(dim=(1, 2))
+        total = part if total is None else total + part
+    if total is None:
+        raise AssertionError("records without rows have no Gram matrix")
+    return total
+
+
 class Grams:
     """Inner products between the rows of each record, kept for layers that share their input (q, k and v)."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
+        self._kept: dict[tuple[object, ...], tuple[Tensor, tuple[Tensor, ...]]] = {}
 
-    def of(self, activations: Tensor) -> Tensor:
-        """(records, rows, rows) from (records, rows, width); the same tensor is multiplied once."""
+    def of(self, activations: Tensor) -> tuple[Tensor, ...]:
+        """Strips of the Gram matrices of (records, rows, width); those of one tensor are computed once."""
         # A transposed square matrix has address and shape of the matrix, and only other strides.
         key = (
             activations.data_ptr(),
@@ -46,7 +83,7 @@ class Grams:
         if key not in self._kept:
             values = accumulate(activations)
             # The activations are kept with the result, so that no other tensor can take their address.
-            self._kept[key] = (activations, torch.bmm(values, values.transpose(1, 2)))
+            self._kept[key] = (activations, _gram_strips(values))
         return self._kept[key][1]
 
     def clear(self) -> None:
@@ -76,6 +113,16 @@ class Scaled:
             self._source, self._factors = activations, factors
             self._result = activations * factors[:, None, None]
         return self._result
+
+
+def _masked(strips: tuple[Tensor, ...], valid: Tensor) -> tuple[Tensor, ...]:
+    """Strips without the rows that do not count: fewer numbers than the rows have, and these need not be finite."""
+    found: list[Tensor] = []
+    for number, strip in enumerate(strips):
+        start = number * _STRIP
+        pairs = valid[:, start : start + _STRIP, None] & valid[:, None, start:]
+        found.append(torch.where(pairs, strip, strip.new_zeros(())))
+    return tuple(found)
 
 
 def linear_squared_norms(
@@ -108,15 +155,14 @@ def linear_squared_norms(
         left = accumulate(activations).square().sum(dim=(1, 2)) + inputs * tiny
         return left * (gradients.square().sum(dim=(1, 2)) + gradients.shape[2] * tiny)
     if ghost:
-        left = (grams or Grams()).of(activations)
-        right = torch.bmm(gradients, gradients.transpose(1, 2))
+        lefts = (grams or Grams()).of(activations)
+        rights = _gram_strips(gradients)
         if valid is not None:
-            # Fewer numbers than the rows have, and what is left out need not be finite.
-            right = torch.where(valid[:, :, None] & valid[:, None, :], right, right.new_zeros(()))
-        norms = (left * right).sum(dim=(1, 2))
+            rights = _masked(rights, valid)
+        norms = _inner_product(lefts, rights)
         # Where rows cancel, rounding may leave anything, even a negative number, and a record that looks small is
         # not clipped. The error is below eps (sum_t |a_t| |g_t|)^2, so with that added no norm is too small.
-        left, right = left.diagonal(dim1=1, dim2=2), right.diagonal(dim1=1, dim2=2)
+        left, right = _diagonal(lefts), _diagonal(rights)
         lengths = (left * right).sqrt().sum(dim=1)
         lost_left, lost_right = inputs * tiny, gradients.shape[2] * tiny
         lost = lost_right * (left + lost_left).sqrt().sum(dim=1).square()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -10,26 +11,10 @@ from torch import Tensor
 
 from raptor.dp.gradients import kernels
 from raptor.dp.gradients.kernels import accumulate
+from raptor.dp.gradients.routed import GroupedLinear, combine
 from raptor.dp.gradients.taps.base import Tap
 from raptor.errors import ModelError
-from raptor.moe.experts import Assignment, ExpertBank, ExpertLinear, Stack, grouped_product
-
-
-class _Captured(torch.autograd.Function):
-    """A linear map of all experts whose backward pass keeps the gradient of the outputs."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, linear: ExpertLinear, bounds: tuple[int, ...], kept: list[Tensor]
-    ) -> Tensor:
-        ctx.linear, ctx.bounds, ctx.kept = linear, bounds, kept
-        return linear.forward(rows, bounds)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        gradient = gradient.contiguous()
-        ctx.kept.append(gradient.detach())
-        return ctx.linear.backward(gradient, ctx.bounds), None, None, None
+from raptor.moe.experts import Assignment, ExpertBank, Stack, grouped_product
 
 
 def _as_autocast(rows: Tensor) -> Tensor:
@@ -119,12 +104,12 @@ class ExpertsTap(Tap):
         bank = self._bank
         inputs = _as_autocast(hidden.index_select(0, assignment.token))
         gradients: tuple[list[Tensor], list[Tensor]] = ([], [])
-        between = _Captured.apply(inputs, bank.first, assignment.bounds, gradients[0])  # type: ignore[no-untyped-call]
+        between = GroupedLinear.apply(inputs, bank.first, assignment.bounds, gradients[0])  # type: ignore[no-untyped-call]
         active = bank.activate(between)
-        outer = _Captured.apply(active, bank.second, assignment.bounds, gradients[1])  # type: ignore[no-untyped-call]
+        outer = GroupedLinear.apply(active, bank.second, assignment.bounds, gradients[1])  # type: ignore[no-untyped-call]
         rows = _Rows(assignment, (inputs.detach(), active.detach()))
         rows.gradients = gradients
-        return rows, self._combine(hidden, assignment, outer)
+        return rows, combine(hidden, assignment, outer)
 
     def _run_alone(self, hidden: Tensor, assignment: Assignment) -> tuple[_Rows, Tensor]:
         bank = self._bank
@@ -132,17 +117,12 @@ class ExpertsTap(Tap):
             inputs = _as_autocast(hidden.index_select(0, assignment.token))
             between = bank.first.forward(inputs, assignment.bounds)
             outer = bank.second.forward(bank.activate(between), assignment.bounds)
-            output = self._combine(hidden, assignment, outer)
+            output = combine(hidden, assignment, outer)
             if self._pass.owners is not None:
                 chosen = self._owned(assignment)
                 assignment = assignment.select(chosen)
                 inputs, between = inputs.index_select(0, chosen), between.index_select(0, chosen)
         return _Rows(assignment, (inputs, between)), output.requires_grad_()
-
-    @staticmethod
-    def _combine(hidden: Tensor, assignment: Assignment, outer: Tensor) -> Tensor:
-        weighted = outer * assignment.weight[:, None]
-        return torch.zeros_like(hidden).index_add(0, assignment.token, weighted.to(hidden.dtype))
 
     def _records_of(self, assignment: Assignment) -> Tensor:
         return torch.div(assignment.token, self._pass.tokens, rounding_mode="floor")
@@ -213,23 +193,32 @@ class ExpertsTap(Tap):
 
     def weighted_sum(self, factors: Tensor) -> dict[str, Tensor]:
         result: dict[str, Tensor] = {}
-        views: dict[int, list[Tensor]] = {}
+        pairs = {id(stack): (inputs, gradient) for stack, inputs, gradient in self._pairs()}
         for stack in self._stacks:
-            whole, views[id(stack)] = stack.zeros(factors.dtype)
+            whole, views = stack.empty(factors.dtype)
             result.update(whole)
+            if id(stack) in pairs:
+                self._fill(views, *pairs.pop(id(stack)), factors)
+            else:
+                for view in views:
+                    view.zero_()
+        return result
+
+    def _fill(self, views: list[Tensor], inputs: Tensor, gradient: Tensor, factors: Tensor) -> None:
+        """Write the weighted sum of each expert's matrix."""
         rows, record = self._rows, self._record
         if rows is None or record is None:
-            return result
+            raise AssertionError("no rows were kept")
         factor = factors[record][:, None]
-        bounds = rows.assignment.bounds
-        for stack, inputs, gradient in self._pairs():
-            scaled = gradient * factor if gradient.shape[1] <= inputs.shape[1] else gradient
-            other = inputs if gradient.shape[1] <= inputs.shape[1] else inputs * factor
-            for expert, view in enumerate(views[id(stack)]):
-                start, end = bounds[expert], bounds[expert + 1]
-                if start < end:
-                    torch.mm(scaled[start:end].t(), other[start:end], out=view)
-        return result
+        if gradient.shape[1] <= inputs.shape[1]:
+            gradient = gradient * factor
+        else:
+            inputs = inputs * factor
+        for view, (start, end) in zip(views, pairwise(rows.assignment.bounds), strict=True):
+            if start < end:
+                torch.mm(gradient[start:end].t(), inputs[start:end], out=view)
+            else:
+                view.zero_()
 
     def erase(self, records: Tensor) -> None:
         rows, record = self._rows, self._record

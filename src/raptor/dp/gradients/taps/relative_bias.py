@@ -20,6 +20,7 @@ class RelativeBiasTap(Tap):
         self._attention: Any = attention
         self._buckets: Tensor | None = None
         self._scores: Tensor | None = None
+        self._gradients: Tensor | None = None
 
     def _attach(self) -> None:
         original = type(self._attention).compute_bias
@@ -54,10 +55,15 @@ class RelativeBiasTap(Tap):
         super().close()
 
     def _forget(self) -> None:
-        self._buckets = self._scores = None
+        self._buckets = self._scores = self._gradients = None
 
     def _per_record(self) -> Tensor:
         """(records, buckets, heads) gradients."""
+        if self._gradients is None:
+            self._gradients = self._from_scores()
+        return self._gradients
+
+    def _from_scores(self) -> Tensor:
         weight: Tensor = self._attention.relative_attention_bias.weight
         if self._scores is None or self._scores.grad is None or self._buckets is None:
             return accumulate(weight.new_zeros(self._pass.records, *weight.shape))
@@ -73,5 +79,4 @@ class RelativeBiasTap(Tap):
         return {self.parameters[0]: torch.tensordot(factors, self._per_record(), dims=1)}
 
     def erase(self, records: Tensor) -> None:
-        if self._scores is not None and self._scores.grad is not None:
-            self._scores.grad[records.repeat_interleave(self._pass.members)] = 0
+        self._gradients = self._per_record().masked_fill(records[:, None, None], 0.0)
