@@ -41,8 +41,5 @@ def export(output: Path, certificate: Path, model: Path | None) -> None:
     try:
         PretrainedDirectory(filepath=str(output)).save(exported)
     except DatasetError as error:
-        reason = getattr(error.__cause__, "strerror", None) or error.__cause__
-        raise DataError(
-            f"{output} cannot be written ({reason}). Nothing is left of it: make room, or choose another place."
-        ) from None
+        raise DataError(str(error.__cause__)) from None
     click.echo(f"{output}: {checked.line()}")

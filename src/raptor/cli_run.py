@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import errno
 import functools
 import importlib.util
 import re
@@ -47,6 +48,12 @@ def _for_the_user(error: Exception) -> str | None:
     for cause in _causes(error):
         if isinstance(cause, RaptorError):
             return str(cause)
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            place = f" for {cause.filename}" if cause.filename else ""
+            return (
+                f"The disk is full: there was no room{place}. Nothing is left under a final name that is not whole. "
+                "Make room, and give the same command again."
+            )
     last = traceback.extract_tb(error.__traceback__)[-1]
     by_kedro = Path(kedro.__file__).parent in Path(last.filename).parents
     wraps_another = error.__cause__ is not None and not isinstance(error.__cause__, OSError)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kedro.io import DatasetError
 
+from raptor.cli_run import _for_the_user
 from raptor.datasets import (
     ArrowDataset,
     FigureDataset,
@@ -207,3 +210,28 @@ def test_rows_of_a_parquet_file_come_back(tmp_path: Path) -> None:
     (tmp_path / "rows.parquet").write_bytes(b"nothing")
     with pytest.raises(DatasetError, match="not a Parquet file"):
         dataset.load()
+
+
+def test_a_full_disk_is_one_message_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    dataset = TextDataset(filepath=str(tmp_path / "a.txt"))
+    dataset.save("old")
+    monkeypatch.setattr("raptor.datasets.atomic.os.fsync", full)
+    with pytest.raises(DatasetError) as caught:
+        dataset.save("new")
+    assert isinstance(caught.value.__cause__, DataError)
+    assert re.search(
+        r"a\.txt cannot be written \(No space left on device\)", _for_the_user(caught.value) or ""
+    )
+    assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
+    assert dataset.load() == "old"
+
+
+def test_a_full_disk_elsewhere_is_one_message() -> None:
+    failed = RuntimeError("a node failed")
+    failed.__cause__ = OSError(errno.ENOSPC, "No space left on device", "journal.jsonl")
+    assert "The disk is full: there was no room for journal.jsonl" in (_for_the_user(failed) or "")

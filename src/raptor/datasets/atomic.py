@@ -55,6 +55,9 @@ class AtomicDataset(AbstractDataset[SaveType, LoadType]):
 
     A save that fails removes what it had written, so that no half-written and no forgotten copy of private
     data stays on disk.
+
+    Raises:
+        DataError: on save, when the disk is full or may not be written; on load, when nothing is there yet.
     """
 
     is_optional: ClassVar[bool] = False
@@ -94,6 +97,14 @@ class AtomicDataset(AbstractDataset[SaveType, LoadType]):
             if (self.metadata or {}).get("privacy") == "private":
                 close_to_others(partial)
             replace(partial, self._filepath)
+        except OSError as error:
+            # Libraries raise it without a number when they dislike the data, and not the disk.
+            if error.errno is None:
+                raise
+            raise DataError(
+                f"{shown(self._filepath)} cannot be written ({os.strerror(error.errno)}). Nothing half-written is "
+                "left: make room or check the permissions, and give the same command again."
+            ) from error
         finally:
             remove(partial)
 
