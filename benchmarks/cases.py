@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from raptor.moe.routing import record_votes
 LABELS = 2
 PAD = 1
 Kind = Literal["roles", "monolithic", "experts"]
+Peers = Literal["all", "ghost", "none"]
 
 
 def switch(
@@ -106,6 +107,8 @@ class Case:
         kind: "roles" measures shared and expert step, their cycle and peers; "monolithic" all parameters but
             routers together; "experts" our steps against our steps on the first model.
         width: hidden size, which the targets depend on.
+        peers: which of them are run; on large batches, the one that does best, or none.
+        most_rounds: rounds of the long cases.
     """
 
     name: str
@@ -115,6 +118,8 @@ class Case:
     layer: int
     kind: Kind = "roles"
     width: int = 256
+    peers: Peers = "all"
+    most_rounds: int = 99
 
 
 @dataclass(frozen=True)
@@ -147,26 +152,35 @@ def subject(case: Case, experts: int) -> Subject:
     return Subject(model, Batch(ids, mask, labels, owners), case.layer)
 
 
+def _effort(records: int, tokens: int) -> dict[str, Any]:
+    if records > 64:
+        return {"peers": "none", "most_rounds": 3}
+    return {"peers": "all" if records * tokens <= 2048 else "ghost"}
+
+
 def _switch_case(every: int, records: int, tokens: int) -> Case:
     name = f"switch{every} {records}x{tokens}"
-    return Case(name, {8: lambda: switch(every=every)}, records, tokens, layer=2 if every == 1 else 3)
+    layer = 2 if every == 1 else 3
+    builds = {8: lambda: switch(every=every)}
+    return Case(name, builds, records, tokens, layer, **_effort(records, tokens))
 
 
 def _olmoe_case(chosen: int, records: int, tokens: int) -> Case:
-    return Case(
-        f"olmoe{chosen} {records}x{tokens}", {16: lambda: olmoe(chosen=chosen)}, records, tokens, layer=2
-    )
+    name = f"olmoe{chosen} {records}x{tokens}"
+    builds = {16: lambda: olmoe(chosen=chosen)}
+    return Case(name, builds, records, tokens, layer=2, **_effort(records, tokens))
 
 
-def _width_case(width: int) -> Case:
-    return Case(
-        f"width{width} 16x64",
-        {8: lambda: olmoe(width=width, hidden=width, layers=2, experts=8)},
-        16,
-        64,
-        layer=1,
-        width=width,
-    )
+def _width_case(width: int, records: int, tokens: int) -> Case:
+    name = f"width{width} {records}x{tokens}"
+    builds = {8: lambda: olmoe(width=width, hidden=width, layers=2, experts=8)}
+    return Case(name, builds, records, tokens, layer=1, width=width, peers="ghost")
+
+
+def _monolithic_case(chosen: int, records: int, tokens: int) -> Case:
+    name = f"monolithic olmoe{chosen} {records}x{tokens}"
+    builds = {16: lambda: olmoe(chosen=chosen)}
+    return Case(name, builds, records, tokens, layer=2, kind="monolithic")
 
 
 def _growing(experts: int) -> Callable[[], PreTrainedModel]:
@@ -177,16 +191,20 @@ FULL = (
     _switch_case(1, 32, 64),
     _switch_case(1, 64, 64),
     _switch_case(1, 32, 128),
+    _switch_case(1, 256, 64),
     _switch_case(2, 32, 64),
     _olmoe_case(2, 32, 64),
     _olmoe_case(2, 64, 64),
     _olmoe_case(2, 32, 128),
+    _olmoe_case(2, 256, 64),
     _olmoe_case(4, 32, 64),
-    _olmoe_case(4, 64, 64),
-    _olmoe_case(4, 32, 128),
-    _width_case(512),
-    _width_case(1024),
-    Case("monolithic olmoe2 32x64", {16: olmoe}, 32, 64, layer=2, kind="monolithic"),
+    _width_case(256, 16, 64),
+    _width_case(512, 16, 64),
+    _width_case(1024, 16, 64),
+    _width_case(1024, 8, 128),
+    _monolithic_case(2, 32, 64),
+    _monolithic_case(4, 32, 64),
+    _monolithic_case(2, 32, 128),
     Case("experts 32x64", {n: _growing(n) for n in (8, 16, 32, 64)}, 32, 64, layer=2, kind="experts"),
 )
 QUICK = (_switch_case(1, 8, 32), _olmoe_case(2, 8, 32))

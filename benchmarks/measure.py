@@ -13,7 +13,7 @@ import torch
 from benchmarks.cases import Case, Subject, subject
 from benchmarks.clock import Step, clock_of, interleaved, peak_bytes
 from benchmarks.methods import EXPERT, MONOLITHIC, SHARED, Floor, Ours, OursWithNoise
-from benchmarks.peers import PEERS
+from benchmarks.peers import OPACUS_GHOST, PEERS
 from raptor.dp.memory import keep_freed_memory
 
 Row = dict[str, Any]
@@ -72,6 +72,8 @@ def _missing_reason(error: Exception) -> str:
 
 def _peers(plan: Plan, case: Case, target: Subject) -> None:
     for name, (build, roles) in PEERS.items():
+        if case.peers == "none" or (case.peers == "ghost" and name != OPACUS_GHOST):
+            continue
         for role in roles:
             key = f"{role} {name}"
             try:
@@ -127,7 +129,7 @@ def measure(case: Case, rounds: int, threads: int) -> list[Row]:
 
     Args:
         case: what to measure.
-        rounds: rounds of our steps and the floors; peers take at most a few.
+        rounds: rounds of our steps and the floors; peers and long cases take a few.
         threads: torch threads, set for the whole process.
 
     Returns:
@@ -137,7 +139,7 @@ def measure(case: Case, rounds: int, threads: int) -> list[Row]:
     # As in training; otherwise a page fault is paid by the step that happens to run when the heap grows.
     keep_freed_memory()
     plan = plan_of(case)
-    taken = interleaved(plan.steps, rounds, clock_of(threads), plan.limits)
+    taken = interleaved(plan.steps, min(rounds, case.most_rounds), clock_of(threads), plan.limits)
     peaks = {key: peak_bytes(step) for key, step in plan.steps.items()}
     rows = []
     for ratio in plan.ratios:

@@ -24,9 +24,9 @@ from benchmarks.measure import Row, measure
 
 
 def write(rows: Sequence[Row], place: Path) -> None:
-    """Replace the file at once, so that a run that is stopped leaves whole rows."""
+    """One row a line. The file is replaced at once, so that a run that is stopped leaves whole rows."""
     beside = place.with_name(place.name + ".part")
-    beside.write_text(json.dumps(list(rows), indent=1) + "\n", encoding="utf-8")
+    beside.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     beside.replace(place)
 
 
@@ -50,7 +50,7 @@ def main(given: Sequence[str] | None = None) -> None:
     """Measure, or print the table of a file."""
     chosen = _arguments(given)
     if chosen.table is not None:
-        print(table.markdown(json.loads(chosen.table.read_text(encoding="utf-8"))))
+        print(table.markdown([json.loads(line) for line in chosen.table.open(encoding="utf-8")]))
         return
     cases = [BY_NAME[name] for name in chosen.cases] if chosen.cases else QUICK if chosen.quick else FULL
     rounds = chosen.rounds or (3 if chosen.quick else 9)

@@ -28,11 +28,11 @@ def _threads() -> Iterator[None]:
 
 
 def test_quick_run_on_tiny_cases_gives_valid_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place = tmp_path / "rows.json"
+    place = tmp_path / "rows.jsonl"
     cases = ["tiny", "tiny monolithic", "tiny experts"]
     main(["--quick", "--rounds", "1", "--cases", *cases, "--json", str(place)])
-    rows = json.loads(place.read_text(encoding="utf-8"))
-    assert [path.name for path in tmp_path.iterdir()] == ["rows.json"]
+    rows = [json.loads(line) for line in place.read_text(encoding="utf-8").splitlines()]
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
     assert {row["case"] for row in rows} == set(cases)
     found = {(row["method"], row["role"]) for row in rows}
     ours = {(method, role) for method in (RAPTOR, WITH_NOISE) for role in (SHARED, EXPERT, MONOLITHIC)}
