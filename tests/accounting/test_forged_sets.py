@@ -206,7 +206,7 @@ TOGETHER = {
     "the least rate": (everywhere("shared", rate=1e-320), "epsilon_planned of the privacy plan is"),
     "a rate below 0": (everywhere("shared", rate=-0.0), "must be above 0 and at most 1, not -0.0"),
     "delta of 0": (plan(delta=-0.0), "delta of the privacy plan must be above 0"),
-    "delta beyond numbers": (plan(delta=1e-320), "delta of the privacy plan must be at least 1e-100"),
+    "delta beyond numbers": (plan(delta=1e-320), "delta of the privacy plan must be at least 1e-200"),
     "a population beyond numbers": (
         plan(population=10**400),
         "population of the privacy plan must be at most",

@@ -16,7 +16,7 @@ from importlib.metadata import version
 
 from raptor.accounting import checks
 from raptor.accounting.compose import LEAST_RATE, MOST_NOISE, Figure, compose, merge, renyi_epsilon
-from raptor.accounting.loss import directions, spread
+from raptor.accounting.loss import LOSS_ROUNDING, directions, spread
 from raptor.accounting.transform import UnsettledError
 from raptor.accounting.types import Adjacency, EpsilonBound, Event
 from raptor.errors import BudgetError, ParameterError
@@ -27,6 +27,8 @@ LIBRARY_CEILING = 600.0
 _AGREEMENT = 1e-3
 _LIBRARY_POINTS = 1_500_000
 _LIBRARY_TAIL = math.exp(-50)
+# Rounding is part of epsilon worth telling where epsilon is less than so many times its bound.
+_ROUNDED = 1e4
 
 
 def epsilon(
@@ -47,10 +49,12 @@ def epsilon(
     """
     events, delta, adjacency = _checked(events, delta, adjacency)
     bound = _bound(events, delta, adjacency, confirm)
+    notes = [bound.note]
     if any(event.rate < LEAST_RATE or event.noise_multiplier > MOST_NOISE for event in events):
-        note = f"rates below {LEAST_RATE:g} and noise multipliers above {MOST_NOISE:g} count as these"
-        return replace(bound, note="; ".join(filter(None, [bound.note, note])))
-    return bound
+        notes.append(f"rates below {LEAST_RATE:g} and noise multipliers above {MOST_NOISE:g} count as these")
+    if bound.grid and bound.epsilon < _ROUNDED * LOSS_ROUNDING * sum(event.steps for event in events):
+        notes.append("perhaps looser than need be: the rounding of so many steps is not small beside it")
+    return replace(bound, note="; ".join(filter(None, notes)))
 
 
 def _bound(events: Sequence[Event], delta: float, adjacency: Adjacency, confirm: bool) -> EpsilonBound:

@@ -12,7 +12,7 @@ from raptor.errors import BudgetError, ParameterError
 
 E = TypeVar("E", bound=StrEnum)
 LARGEST_COUNT = 2**63 - 1
-LEAST_DELTA = 1e-100
+LEAST_DELTA = 1e-200
 
 
 def real(value: object, name: str, where: str = "") -> float:

@@ -33,7 +33,7 @@ _NEAR = 0.7
 _GUESSES = 12
 # What numbers can express: a rarer sample counts as one of this rate, and larger noise as this, which never lowers
 # epsilon. Less noise is refused.
-LEAST_RATE, LEAST_NOISE, MOST_NOISE = 1e-30, 1e-15, 1e15
+LEAST_RATE, LEAST_NOISE, MOST_NOISE = 1e-12, 1e-15, 1e12
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,12 @@ Floats = npt.NDArray[np.float64]
 _QUADRATURE_REACH = 13.0
 _QUADRATURE_CELLS = 1 << 18
 _LARGEST_LOSS = 1e300
+_LARGEST_EXPONENT = 600.0
+# A cell's mass is parted between two points by a ratio near 1, which a handful of roundings move, each by 2^-53; moving
+# the ratio moves the mean loss by as much. Errors of the masses themselves cancel, as what one cell lacks its neighbour
+# has. By logarithms, of numbers down to 1e-308, it is more.
+LOSS_ROUNDING = 2.0**-50
+FAR_LOSS_ROUNDING = 2.0**-42
 
 
 class Direction(StrEnum):
@@ -62,6 +68,7 @@ class StepLoss:
         beyond: mass under P of the losses above the grid; they may be taken for infinite.
         beyond_other: mass under Q of these losses.
         lifted_other: mass under Q of the losses below the grid, whose mass under P is at the first point.
+        unsure: how much larger a loss may be than its points say, by rounding.
     """
 
     first: int
@@ -69,6 +76,7 @@ class StepLoss:
     beyond: float
     beyond_other: float
     lifted_other: float
+    unsure: float
 
 
 def spread(event: Event, direction: Direction, tail: float) -> tuple[float, float]:
@@ -107,7 +115,12 @@ def loss_between(event: Event, direction: Direction, grid: float, lowest: float,
         p, other = _line_masses(_threshold(losses, q, s, direction), q, s, direction)
     inner_p, inner_q = p[1:-1], other[1:-1]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        ratio = np.exp(losses[:-1] + np.log(inner_q) - np.log(inner_p))
+        if max(-losses[0], losses[-1]) < _LARGEST_EXPONENT:
+            ratio = np.exp(losses[:-1]) * (inner_q / inner_p)
+            unsure = LOSS_ROUNDING
+        else:
+            ratio = np.exp(losses[:-1] + np.log(inner_q) - np.log(inner_p))
+            unsure = FAR_LOSS_ROUNDING
     # A ratio out of reach of floating point goes to the upper point, which can only raise epsilon.
     ratio = np.minimum(np.nan_to_num(ratio, nan=0.0), 1.0)
     share = np.clip((ratio - math.exp(-grid)) / -math.expm1(-grid), 0.0, 1.0)
@@ -115,7 +128,7 @@ def loss_between(event: Event, direction: Direction, grid: float, lowest: float,
     mass[:-1] = inner_p * share
     mass[1:] += inner_p * (1 - share)
     mass[0] += p[0]
-    return StepLoss(first, mass, float(p[-1]), float(other[-1]), float(other[0]))
+    return StepLoss(first, mass, float(p[-1]), float(other[-1]), float(other[0]), unsure)
 
 
 @dataclass(frozen=True)

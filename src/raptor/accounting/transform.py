@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -36,6 +36,8 @@ _BEYOND = 1e-10
 _TABLE_REACH = 300.0
 _LARGEST_EXPONENT = 600.0
 _UNIT_ROUNDOFF = 2.0**-52
+# What moves epsilon by less than this part of itself need not be looked at twice.
+_NEGLIGIBLE = 1e-6
 
 
 class UnsettledError(BudgetError):
@@ -105,8 +107,19 @@ def solve(events: tuple[Event, ...], direction: Direction, delta: float, grid: f
         / delta,
     )
     relief = _relief(steps, counts, grid, aim)
+    unsure = float(sum(event.steps * step.unsure for event, step in zip(events, steps, strict=True)))
+    found = _found(composed, aim, relief / delta) + unsure
+    if unsure > _NEGLIGIBLE * found:
+        # Losses that are larger by so much raise delta by no more than that, which may be cheaper.
+        composed = replace(composed, beyond=composed.beyond + unsure / delta)
+        found = min(found, _found(composed, aim, relief / delta))
+    return found
+
+
+def _found(composed: Composed, aim: Aim, relief: float) -> float:
+    """Epsilon with the relief, where that holds, or else without it."""
     if relief > 0:
-        found = composed.epsilon(aim.about, relief / delta)
+        found = composed.epsilon(aim.about, relief)
         if found <= ABOVE * aim.about:
             return found
     return composed.epsilon(aim.about, 0.0)
