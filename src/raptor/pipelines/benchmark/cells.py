@@ -42,6 +42,17 @@ class Cell:
         return (self.dataset, self.method, self.epsilon or 0.0, self.seed)
 
 
+@dataclass(frozen=True)
+class Trained:
+    """A model that was just trained, with what it was trained by."""
+
+    model: MoEClassifier
+    trainer: Trainer
+    plan: PrivacyPlan
+    training: TrainingConfig
+    releases: list[Release]
+
+
 @dataclass
 class Bed:
     """What all cells share, and what they need not do twice: plans, and the isolation gate."""
@@ -62,23 +73,15 @@ class Bed:
         """
         started = time.perf_counter()
         recipe = RECIPES[cell.method]
-        training = self.training_of(cell.method, recipe, cell.seed)
-        layer = recipe.protected(int(self.layer_plan["layers"][0]), self.sparse)
-        delta = float(len(data.train) ** -1.1)
-        plan = self._plan(cell, recipe, training, layer, len(data.train), delta)
-        model = MoEClassifier.from_encoder(self.base_model, data.classes)
-        if recipe.is_private and (cell.method, data.classes) not in self.isolated:
-            require_isolated(model, layer, training, recipe.method)
-            self.isolated.add((cell.method, data.classes))
-        releases: list[Release] = []
-        trainer = Trainer(model, data.owned(layer), plan, training, random_source(training), _Sink(releases))
-        trainer.train(recipe.method)
+        trained = self.train(cell, data)
+        model, trainer, plan, releases = trained.model, trained.trainer, trained.plan, trained.releases
+        delta = plan.delta
         trainer.finish()
         spent = spent_epsilon(releases, delta) if recipe.is_private else None
         if spent is not None and cell.epsilon is not None and spent > cell.epsilon:
             raise BudgetError(f"{cell} has spent epsilon {spent:.6g}.")
         accuracy = score_model(
-            model, data.test, 10, 512, resolve_device(training.device), f"{cell.dataset}, {recipe.title}"
+            model, data.test, 10, 512, resolve_device(self.training.device), f"{cell.dataset}, {recipe.title}"
         ).confusion
         noises = {stream.name: stream.noise_multiplier for stream in plan.streams}
         return {
@@ -92,12 +95,32 @@ class Bed:
             "releases": len(releases),
             "noise_shared": noises.get("shared", noises.get("monolithic", 0.0)) if spent else 0.0,
             "noise_expert": noises.get("expert", 0.0) if spent else 0.0,
-            "layer": layer,
+            "layer": plan.layer,
             "trained": trainer.trainable.count(_names(trainer, recipe)),
             "train_records": len(data.train),
             "test_records": len(data.test),
             "seconds": time.perf_counter() - started,
         }
+
+    def train(self, cell: Cell, data: BenchmarkSet) -> Trained:
+        """Train a cell's model; adapters are still in place.
+
+        Raises:
+            ModelError: the isolation gate has found what couples records.
+            BudgetError: no noise meets the budget.
+        """
+        recipe = RECIPES[cell.method]
+        training = self.training_of(cell.method, recipe, cell.seed)
+        layer = recipe.protected(int(self.layer_plan["layers"][0]), self.sparse)
+        plan = self._plan(cell, recipe, training, layer, len(data.train), float(len(data.train) ** -1.1))
+        model = MoEClassifier.from_encoder(self.base_model, data.classes)
+        if recipe.is_private and (cell.method, data.classes) not in self.isolated:
+            require_isolated(model, layer, training, recipe.method)
+            self.isolated.add((cell.method, data.classes))
+        releases: list[Release] = []
+        trainer = Trainer(model, data.owned(layer), plan, training, random_source(training), _Sink(releases))
+        trainer.train(recipe.method)
+        return Trained(model, trainer, plan, training, releases)
 
     def training_of(self, method: str, recipe: Recipe, seed: int) -> TrainingConfig:
         """The training of a method with a seed of its own: records are public, and cells are compared by seed."""

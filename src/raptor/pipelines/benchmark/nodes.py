@@ -14,6 +14,9 @@ from raptor.progress import track
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from raptor.pipelines.benchmark.cells import Bed
+    from raptor.pipelines.benchmark.sets import BenchmarkSet
+
 logger = logging.getLogger(__name__)
 
 
@@ -39,41 +42,18 @@ def run_benchmark(
         DataError: a set cannot be read.
         BudgetError: a budget does not fit a set, or a cell has spent more than it had.
     """
-    from raptor.errors import ParameterError
-    from raptor.moe.classifier import load_encoder
-    from raptor.moe.families import sparse_layers
-    from raptor.pipelines.benchmark.cells import Bed
-    from raptor.pipelines.benchmark.grid import CellStore, cells_of, layers_of
-    from raptor.pipelines.benchmark.sets import load_set, locate
+    from raptor.pipelines.benchmark.grid import CellStore, cells_of
 
-    if not config.sets:
-        raise ParameterError(
-            "benchmark.sets names no set. Run with --env glue-cpu, or give benchmark.folder and benchmark.sets."
-        )
-    sparse = tuple(layer.index for layer in sparse_layers(load_encoder(base_model)))
-    layers = layers_of(config.methods, int(layer_plan["layers"][0]), sparse)
+    bed, places = _open(base_model, layer_plan, config, training)
     store = CellStore(benchmark_cells, base_model, layer_plan, training, config, max_length)
-    bed = Bed(base_model, layer_plan, sparse, training, config)
-    places = {Path(name).stem: locate(Path(config.folder), name) for name in config.sets}
     for name, place in places.items():
         store.add_set(name, place)
     cells = cells_of(config)
     rows = [row for cell in cells if (row := store.find(cell)) is not None]
     missing = [cell for cell in cells if store.find(cell) is None]
     logger.info("Benchmark: %d cells, %d of them finished before.", len(cells), len(rows))
-    data = {
-        name: load_set(
-            place,
-            base_model,
-            layers,
-            max_length=max_length,
-            train_records=config.train_records,
-            test_records=config.test_records,
-            vote=owner_vote,
-        )
-        for name, place in places.items()
-        if any(cell.dataset == name for cell in missing)
-    }
+    wanted = {name: place for name, place in places.items() if any(cell.dataset == name for cell in missing)}
+    data = _load(wanted, bed, owner_vote, max_length)
     for cell in track(missing, "Benchmark", is_public=True):
         row = bed.run(cell, data[cell.dataset])
         store.keep(cell, row)
@@ -81,8 +61,86 @@ def run_benchmark(
     return sorted(rows, key=lambda row: (row["dataset"], row["epsilon"], row["method"], row["seed"]))
 
 
-def summarise_benchmark(rows: Sequence[Mapping[str, Any]]) -> tuple[str, Figure, Figure]:
+def diagnose_benchmark(
+    base_model: Path,
+    layer_plan: Mapping[str, Any],
+    config: BenchmarkConfig,
+    training: TrainingConfig,
+    owner_vote: Literal["weight", "count"],
+    max_length: int,
+) -> list[dict[str, Any]]:
+    """Interference, load and signal of every set, at a model that RAPTOR has trained at the largest epsilon.
+
+    Raises:
+        ParameterError: no set is named, or a set is not there.
+        DataError: a set cannot be read.
+    """
+    from raptor.dp.plan import EXPERT
+    from raptor.pipelines.benchmark.cells import Cell
+    from raptor.pipelines.benchmark.diagnostics import diagnose, finite
+    from raptor.pipelines.benchmark.recipes import RAPTOR
+
+    bed, places = _open(base_model, layer_plan, config, training)
+    largest = max(float(epsilon) for epsilon in config.seeds)
+    found = []
+    for name, data in track(
+        _load(places, bed, owner_vote, max_length).items(), "Diagnostics", is_public=True
+    ):
+        trained = bed.train(Cell(name, RAPTOR, largest, 0), data)
+        noise = trained.plan.stream(EXPERT).noise_multiplier
+        layer = trained.plan.layer
+        figures = diagnose(
+            trained.model, data.owned(layer), trained.trainer.trainable, layer, trained.training, noise
+        )
+        found.append({"dataset": name, "epsilon": largest, "layer": layer, **finite(figures)})
+    return found
+
+
+def _open(
+    base_model: Path, layer_plan: Mapping[str, Any], config: BenchmarkConfig, training: TrainingConfig
+) -> tuple[Bed, dict[str, Path]]:
+    """What all cells share, and the file of each set."""
+    from raptor.errors import ParameterError
+    from raptor.moe.classifier import load_encoder
+    from raptor.moe.families import sparse_layers
+    from raptor.pipelines.benchmark.cells import Bed
+    from raptor.pipelines.benchmark.sets import locate
+
+    if not config.sets:
+        raise ParameterError(
+            "benchmark.sets names no set. Run with --env glue-cpu, or give benchmark.folder and benchmark.sets."
+        )
+    sparse = tuple(layer.index for layer in sparse_layers(load_encoder(base_model)))
+    places = {Path(name).stem: locate(Path(config.folder), name) for name in config.sets}
+    return Bed(base_model, layer_plan, sparse, training, config), places
+
+
+def _load(
+    places: Mapping[str, Path], bed: Bed, owner_vote: Literal["weight", "count"], max_length: int
+) -> dict[str, BenchmarkSet]:
+    from raptor.pipelines.benchmark.grid import layers_of
+    from raptor.pipelines.benchmark.sets import load_set
+
+    layers = layers_of(bed.config.methods, int(bed.layer_plan["layers"][0]), bed.sparse)
+    return {
+        name: load_set(
+            place,
+            bed.base_model,
+            layers,
+            max_length=max_length,
+            train_records=bed.config.train_records,
+            test_records=bed.config.test_records,
+            vote=owner_vote,
+        )
+        for name, place in places.items()
+    }
+
+
+def summarise_benchmark(
+    rows: Sequence[Mapping[str, Any]], diagnostics: Sequence[Mapping[str, Any]]
+) -> tuple[str, Figure, Figure]:
     """Tables as Markdown, accuracy against epsilon, gains."""
+    from raptor.pipelines.benchmark.diagnostics import section
     from raptor.pipelines.benchmark.figures import accuracy_by_epsilon, gains
     from raptor.pipelines.benchmark.summary import Results, page
 
@@ -97,4 +155,5 @@ def summarise_benchmark(rows: Sequence[Mapping[str, Any]]) -> tuple[str, Figure,
         ),
         "delta is n^-1.1; the epsilon that each run has spent was computed from its own releases",
     ]
-    return page(results, facts), accuracy_by_epsilon(results), gains(results)
+    text = "\n".join([page(results, facts), *section(diagnostics)])
+    return text, accuracy_by_epsilon(results), gains(results)

@@ -5,31 +5,38 @@ from __future__ import annotations
 from kedro.pipeline import Node, Pipeline
 
 from raptor.pipelines import base_model, selection
-from raptor.pipelines.benchmark.nodes import run_benchmark, summarise_benchmark
+from raptor.pipelines.benchmark.nodes import diagnose_benchmark, run_benchmark, summarise_benchmark
 
 
 def create_pipeline() -> Pipeline:
     """Public sets in, tables and figures out. Everything here is public."""
+    given = {
+        "base_model": "base_model",
+        "layer_plan": "layer_plan",
+        "config": "params:benchmark",
+        "training": "params:training",
+        "owner_vote": "params:ingestion.owner_vote",
+        "max_length": "params:ingestion.max_length",
+    }
     own = Pipeline(
         [
             Node(
                 run_benchmark,
-                inputs={
-                    "base_model": "base_model",
-                    "layer_plan": "layer_plan",
-                    "benchmark_cells": "benchmark_cells",
-                    "config": "params:benchmark",
-                    "training": "params:training",
-                    "owner_vote": "params:ingestion.owner_vote",
-                    "max_length": "params:ingestion.max_length",
-                },
+                inputs={**given, "benchmark_cells": "benchmark_cells"},
                 outputs="benchmark_results",
                 name="run_benchmark",
                 tags="public",
             ),
             Node(
+                diagnose_benchmark,
+                inputs=given,
+                outputs="benchmark_diagnostics",
+                name="diagnose_benchmark",
+                tags="public",
+            ),
+            Node(
                 summarise_benchmark,
-                inputs="benchmark_results",
+                inputs=["benchmark_results", "benchmark_diagnostics"],
                 outputs=["benchmark_page", "benchmark_accuracy_figure", "benchmark_gain_figure"],
                 name="summarise_benchmark",
                 tags="public",
