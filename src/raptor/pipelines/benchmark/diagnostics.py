@@ -179,8 +179,8 @@ def section(diagnostics: Sequence[Mapping[str, Any]]) -> list[str]:
         "",
         "At the model that RAPTOR has trained at the largest epsilon, on 1,024 public records of each set. "
         "Interference: the share of a role's clipped gradient that is left when one clip goes over both roles (1: it "
-        "loses nothing). Signal to noise: norm of an expert's clipped sum in one step over that of its noise; slope: by "
-        "how much it grows with the expert's load, on a log scale.",
+        "loses nothing). Signal to noise: norm of an expert's clipped sum in one step over that of its noise; slope: "
+        "by how much it grows with the expert's load, on a log scale.",
         "",
         "| set | median norm, shared | median norm, experts | interference, shared | interference, experts | tenth "
         "percentile | signal to noise | slope | owner entropy | empty experts in a step |",
