@@ -147,6 +147,16 @@ def test_cells_come_seed_by_seed_and_without_privacy_once_for_all_budgets() -> N
     assert sum(cell.epsilon is None for cell in found) == 2
 
 
+def test_a_part_of_the_grid_is_picked() -> None:
+    given = {"sets": ("a",), "methods": ("raptor", "nonprivate"), "seeds": {"1": 5, "4": 3, "8": 3}}
+    picked = BenchmarkConfig.model_validate({**given, "epsilons": [1, 8], "most_seeds": 2})
+    assert {(cell.epsilon, cell.seed) for cell in cells_of(picked)} == {
+        (epsilon, seed) for epsilon in (1.0, 8.0, None) for seed in (0, 1)
+    }
+    with pytest.raises(ValueError, match="gives no number of seeds"):
+        BenchmarkConfig.model_validate({**given, "epsilons": [2]})
+
+
 def rows_of(values: dict[tuple[str, float], list[float]], dataset: str = "a") -> list[dict]:
     return [
         {"dataset": dataset, "method": method, "epsilon": epsilon, "seed": seed, "accuracy": value,

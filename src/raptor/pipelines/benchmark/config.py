@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from raptor.pipelines.benchmark.recipes import BASELINES, HEADROOM, RAPTOR, RECIPES
 
@@ -28,6 +28,10 @@ class BenchmarkConfig(BaseModel):
         default={"1": 5, "4": 3, "8": 3},
         description="epsilon -> number of seeds; methods without privacy get the smallest number",
     )
+    epsilons: tuple[Positive, ...] | None = Field(
+        default=None, description="some of the budgets; null for all"
+    )
+    most_seeds: int | None = Field(default=None, gt=0, description="at most so many seeds; null for all")
     step_sizes: dict[str, Positive] = Field(
         default={}, description="factor on all step sizes, by method; tuned on sets that are not reported"
     )
@@ -64,3 +68,23 @@ class BenchmarkConfig(BaseModel):
                     f"an epsilon above 0 and a number of seeds are needed, not {epsilon}: {number}"
                 )
         return seeds
+
+    @property
+    def budgets(self) -> dict[float, int]:
+        """Epsilon -> number of seeds, of those that are to be run."""
+        most = self.most_seeds or max(self.seeds.values(), default=0)
+        chosen = {float(epsilon): min(number, most) for epsilon, number in self.seeds.items()}
+        return {
+            epsilon: number
+            for epsilon, number in chosen.items()
+            if self.epsilons is None or epsilon in self.epsilons
+        }
+
+    @model_validator(mode="after")
+    def _known_budgets(self) -> Self:
+        if self.epsilons is not None and not set(self.epsilons) <= {float(epsilon) for epsilon in self.seeds}:
+            raise ValueError(
+                f"benchmark.epsilons has a budget that benchmark.seeds gives no number of seeds: it has "
+                f"{', '.join(self.seeds)}"
+            )
+        return self

@@ -15,12 +15,12 @@ from raptor.pipelines.benchmark.config import BenchmarkConfig
 from raptor.pipelines.benchmark.recipes import RECIPES
 
 # What says which cells are run, and changes no result of a cell.
-_CHOICES = frozenset({"folder", "sets", "methods", "seeds", "step_sizes"})
+_CHOICES = frozenset({"folder", "sets", "methods", "seeds", "epsilons", "most_seeds", "step_sizes"})
 
 
 def cells_of(config: BenchmarkConfig) -> list[Cell]:
     """All cells, seed by seed: after each seed there is a whole comparison with one repetition more."""
-    budgets = {float(epsilon): number for epsilon, number in config.seeds.items()}
+    budgets = config.budgets
     # Without privacy there is one cell for all budgets.
     without = min(budgets.values(), default=0)
     found = []
@@ -63,12 +63,13 @@ class CellStore:
         self._settings = {
             "model": [_file_digest(file) for file in weights],
             "layers": list(layer_plan["layers"]),
-            # Where and in what portions it is computed plays no part.
+            # Defaults are left out, so that a parameter that is new changes nothing; nor does where it is computed.
             "training": training.model_dump(
                 mode="json",
+                exclude_defaults=True,
                 exclude={"device", "threads", "physical_batch_size", "checkpoint_every", "resume"},
             ),
-            "benchmark": config.model_dump(mode="json", exclude=set(_CHOICES)),
+            "benchmark": config.model_dump(mode="json", exclude_defaults=True, exclude=set(_CHOICES)),
             "max_length": max_length,
         }
 

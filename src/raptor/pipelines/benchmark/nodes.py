@@ -81,7 +81,7 @@ def diagnose_benchmark(
     from raptor.pipelines.benchmark.recipes import RAPTOR
 
     bed, places = _open(base_model, layer_plan, config, training)
-    largest = max(float(epsilon) for epsilon in config.seeds)
+    largest = max(config.budgets)
     found = []
     for name, data in track(
         _load(places, bed, owner_vote, max_length).items(), "Diagnostics", is_public=True
