@@ -68,7 +68,7 @@ def peak_bytes(step: Step) -> int:
     """
     step.prepare()
     gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step.run()
     results = profiler.profiler.kineto_results
     changes = [

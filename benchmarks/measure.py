@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import statistics
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ Row = dict[str, Any]
 RAPTOR, WITH_NOISE, CYCLE = "raptor", "raptor with noise and Adam", "cycle"
 NON_PRIVATE = "non-private"
 PLAIN_NORMS = "raptor with the library's norms"
-PEER_ROUNDS = 3
+PEER_ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,14 @@ def measure(case: Case, rounds: int, threads: int) -> list[Row]:
     # As in training; otherwise a page fault is paid by the step that happens to run when the heap grows.
     keep_freed_memory()
     plan = plan_of(case)
-    taken = interleaved(plan.steps, min(rounds, case.most_rounds), clock_of(threads), plan.limits)
-    peaks = {key: peak_bytes(step) for key, step in plan.steps.items()}
+    # What was there before is no garbage of a step; looking for it would take longer than small steps do.
+    gc.collect()
+    gc.freeze()
+    try:
+        taken = interleaved(plan.steps, min(rounds, case.most_rounds), clock_of(threads), plan.limits)
+        peaks = {key: peak_bytes(step) for key, step in plan.steps.items()}
+    finally:
+        gc.unfreeze()
     rows = []
     for ratio in plan.ratios:
         times = _rounds(ratio, taken)

@@ -27,8 +27,9 @@ from raptor.moe.roles import expert_parameters, shared_parameters
 from raptor.pipelines.ingestion.config import IngestionConfig
 from raptor.pipelines.training.nodes import train_raptor
 from raptor.pipelines.training.planning import require_isolated
+from tests.dp.engines import EVERY_FAMILY
 from tests.dp.test_trainable import Stage
-from tests.families import FAMILY_NAMES, family_classifier, family_language_model
+from tests.families import family_classifier, family_language_model
 from tests.tiny import tiny_classifier
 
 EMBEDDED = Path(raptor.__file__).parent / "assets/base_model"
@@ -58,7 +59,7 @@ def refused(model, match: str, loss=classification_loss, classes=3, **chosen) ->
 # What is covered passes.
 
 
-@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_a_classifier_of_every_family_passes_in_every_role(family) -> None:
     model = family_classifier(family)
     layers = [layer.index for layer in sparse_layers(model)][-2:]
@@ -67,7 +68,7 @@ def test_a_classifier_of_every_family_passes_in_every_role(family) -> None:
     assert passed.precisions == ("float64",)
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILY_NAMES if name != "switch_transformers"])
+@pytest.mark.parametrize("family", [name for name in EVERY_FAMILY if name != "switch_transformers"])
 def test_a_language_model_of_every_family_passes_in_float32(family) -> None:
     model = family_language_model(family, torch.float32)
     assert gate(model, causal_loss, None).precisions == ("float64", "float32")
