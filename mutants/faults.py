@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutants import in_accounting, in_gradients, in_ledger, in_mechanism, in_randomness, in_resume
+from mutants import in_accounting, in_gradients, in_ledger, in_mechanism, in_randomness, in_resume, in_users
 
 FAULTS = (
     in_mechanism.FAULTS
@@ -11,4 +11,5 @@ FAULTS = (
     + in_accounting.FAULTS
     + in_ledger.FAULTS
     + in_resume.FAULTS
+    + in_users.FAULTS
 )

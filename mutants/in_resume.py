@@ -202,9 +202,9 @@ BOUND = (
     ),
     Fault(
         "a training goes on with other labels",
-        "dp/identity.py",
-        "for values in (records.input_ids, records.lengths, records.labels, records.owners):",
-        "for values in (records.input_ids, records.lengths, records.owners):",
+        "dp/records.py",
+        "held = (self.input_ids, self.lengths, self.labels, self.owners)",
+        "held = (self.input_ids, self.lengths, self.owners)",
         ANOTHER,
     ),
     Fault(

@@ -35,6 +35,7 @@ def test_default_is_all_stages(registered: dict[str, Pipeline]) -> None:
         "release_journals",
         "training_checkpoints",
         "split_key",
+        "encoding_cache",
         "audit_results",
     }
 

@@ -202,6 +202,22 @@ def test_the_certificate_names_the_unit(everyone: Any, base_model: Path, tmp_pat
     assert marks["unit"].startswith("The column of users names the person")
 
 
+def test_a_handful_of_users_is_refused(base_model: Path) -> None:
+    constants = {
+        "population": 49,
+        "population_source": "declared",
+        "taken_as_public": [],
+        "source": "own",
+        "num_classes": 3,
+    }
+    training = TRAINING.model_copy(update={"batch_size": 16})
+    with pytest.raises(BudgetError, match="there are only 49 users"):
+        plan_privacy(base_model, LAYER_PLAN, constants, PRIVACY, training, EvaluationConfig())
+    plan_privacy(
+        base_model, LAYER_PLAN, {**constants, "population": 50}, PRIVACY, training, EvaluationConfig()
+    )
+
+
 def test_eleven_users_are_refused_with_the_reason(base_model: Path, shared_dir: Path) -> None:
     source = shared_dir / "data/medical_question_pairs/medical_question_pairs.parquet"
     config = IngestionConfig(

@@ -1,0 +1,99 @@
+"""Faults where users are the unit: who is bounded, owned, sampled and clipped."""
+
+from __future__ import annotations
+
+from mutants.fault import Fault, in_file
+
+UNITS = "dp/test_users.py"
+KEPT = "text/test_users.py"
+PEOPLE = "pipelines/ingestion/test_users.py"
+
+FAULTS = (
+    Fault(
+        "records are sampled where users are the unit",
+        "dp/records.py",
+        "        return len(self.owners)",
+        "        return len(self.labels)",
+        in_file(UNITS, "test_samples_are_of_users"),
+    ),
+    Fault(
+        "users may be trained on as single records",
+        "dp/steps.py",
+        "if (rule.unit is Unit.USER) != (records.groups is not None):",
+        "if False:",
+        in_file(UNITS, "test_plan_and_data_must_be_of_one_unit"),
+    ),
+    Fault(
+        "a record may be of two users",
+        "dp/records.py",
+        "if not torch.equal(members, torch.arange(len(self.labels))) or bool((groups[:, :1] < 0).any()):",
+        "if bool((groups[:, :1] < 0).any()):",
+        in_file(UNITS, "test_groups_that_are_no_users_are_refused"),
+    ),
+    Fault(
+        "records that fill up count",
+        "dp/records.py",
+        "labels = self.labels[rows].masked_fill(~is_own.flatten(), IGNORED)",
+        "labels = self.labels[rows]",
+        in_file(UNITS, "test_the_sum_is_of_the_clipped_means_of_users"),
+    ),
+    Fault(
+        "the loss of a user is divided by all rows",
+        "dp/gradients/losses.py",
+        "numbers = counted.view(-1, batch.members).sum(dim=1).clamp_min(1)",
+        "numbers = batch.members",
+        in_file(UNITS, "test_the_sum_is_of_the_clipped_means_of_users"),
+    ),
+    Fault(
+        "a record that changes hands goes unnoticed",
+        "dp/records.py",
+        "return held if self.groups is None else (*held, self.groups)",
+        "return held",
+        in_file(UNITS, "test_a_record_that_changes_hands_is_another_training"),
+    ),
+    Fault(
+        "users keep all their records",
+        "text/users.py",
+        "for user in np.flatnonzero(counts > most):",
+        "for user in np.flatnonzero(counts > 10**9):",
+        in_file(KEPT, "test_every_user_keeps_as_many_as_there_are_up_to_the_bound"),
+    ),
+    Fault(
+        "which records a user keeps depends on the users before",
+        "text/users.py",
+        "hashlib.shake_256(key + names[user].encode())",
+        "hashlib.shake_256(key + str(user).encode())",
+        in_file(KEPT, "test_no_users_choice_depends_on_another_user"),
+    ),
+    Fault(
+        "several records of a user are held out",
+        "pipelines/ingestion/nodes.py",
+        "measured = bound_users(measured, 1, split_key)",
+        "measured = bound_users(measured, records_per_user, split_key)",
+        in_file(PEOPLE, "test_users_are_bounded_and_numbered"),
+    ),
+    Fault(
+        "a user's last record decides the owner",
+        "pipelines/ingestion/owners.py",
+        "np.add.at(total, users[rows], votes[layer].numpy())",
+        "total[users[rows]] = votes[layer].numpy()",
+        in_file(PEOPLE, "test_a_users_owner_is_by_the_votes_of_all_its_tokens"),
+    ),
+    Fault(
+        "a handful of users is accepted",
+        "pipelines/training/planning.py",
+        'if privacy.unit == "user" and population < FEWEST_USERS:',
+        'if privacy.unit == "user" and population < 0:',
+        in_file(PEOPLE, "test_a_handful_of_users_is_refused"),
+    ),
+    Fault(
+        "a word for a missing user is a user",
+        "text/collect.py",
+        "if not name or name.casefold() in MISSING_WORDS | DOUBTFUL_WORDS:",
+        "if not name:",
+        in_file(
+            "text/test_more_kinds.py",
+            "test_what_cannot_stops_with_its_place_and_without_its_value[a user called nan]",
+        ),
+    ),
+)
