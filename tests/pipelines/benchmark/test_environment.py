@@ -24,9 +24,9 @@ def parameters() -> dict:
 def test_every_method_has_a_valid_training(parameters: dict) -> None:
     config, bed = parameters["benchmark"], parameters["training"]
     for recipe in RECIPES.values():
-        training = recipe.training(bed, 2.0, config.full_frozen, config.full_step_sizes)
+        training = recipe.training(bed, 2.0, 0.5, config.full_frozen, config.full_step_sizes)
         rate = config.full_step_sizes["expert"] if recipe.trainable == "full" else bed.expert.learning_rate
-        assert training.expert.learning_rate == pytest.approx(2 * rate)
+        assert training.expert.learning_rate == pytest.approx(rate)
         assert training.head_learning_rate == pytest.approx(2 * bed.head_learning_rate)
         # All methods have the same schedule and the same sampling.
         assert training.steps(training.shared) == bed.steps(bed.shared)

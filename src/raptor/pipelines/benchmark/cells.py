@@ -128,6 +128,7 @@ class Bed:
         training = recipe.training(
             self.training,
             config.step_sizes.get(method, 1.0),
+            config.expert_step_sizes.get(method, 1.0),
             config.full_frozen,
             {str(name): rate for name, rate in config.full_step_sizes.items()},
         )

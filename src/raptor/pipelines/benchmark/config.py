@@ -35,6 +35,9 @@ class BenchmarkConfig(BaseModel):
     step_sizes: dict[str, Positive] = Field(
         default={}, description="factor on all step sizes, by method; tuned on sets that are not reported"
     )
+    expert_step_sizes: dict[str, Positive] = Field(
+        default={}, description="a further factor on the step sizes of experts, by method"
+    )
     full_frozen: tuple[str, ...] = Field(
         default=("*.shared.weight",), description="what methods that train everything leave as it is"
     )

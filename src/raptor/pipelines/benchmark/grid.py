@@ -15,7 +15,9 @@ from raptor.pipelines.benchmark.config import BenchmarkConfig
 from raptor.pipelines.benchmark.recipes import RECIPES
 
 # What says which cells are run, and changes no result of a cell.
-_CHOICES = frozenset({"folder", "sets", "methods", "seeds", "epsilons", "most_seeds", "step_sizes"})
+_CHOICES = frozenset(
+    {"folder", "sets", "methods", "seeds", "epsilons", "most_seeds", "step_sizes", "expert_step_sizes"}
+)
 
 
 def cells_of(config: BenchmarkConfig) -> list[Cell]:
@@ -57,7 +59,7 @@ class CellStore:
         max_length: int,
     ) -> None:
         self._folder = folder
-        self._steps = config.step_sizes
+        self._steps = (config.step_sizes, config.expert_step_sizes)
         self._digests: dict[str, str] = {}
         weights = sorted([*base_model.glob("*.safetensors"), *base_model.glob("*.bin")])
         self._settings = {
@@ -102,11 +104,8 @@ class CellStore:
         partial.replace(place)
 
     def _place(self, cell: Cell) -> Path:
-        depends = {
-            **self._settings,
-            "set": self._digests[cell.dataset],
-            "step": self._steps.get(cell.method, 1.0),
-        }
+        steps = [factors.get(cell.method, 1.0) for factors in self._steps]
+        depends = {**self._settings, "set": self._digests[cell.dataset], "steps": steps}
         digest = hashlib.sha256(json.dumps([depends, cell.key], sort_keys=True).encode()).hexdigest()
         budget = "none" if cell.epsilon is None else f"{cell.epsilon:g}"
         return self._folder / f"{cell.dataset}-{cell.method}-{budget}-{cell.seed}-{digest[:12]}.json"

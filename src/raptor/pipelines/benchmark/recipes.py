@@ -38,6 +38,7 @@ class Recipe:
         self,
         bed: TrainingConfig,
         step_size: float,
+        expert_step_size: float,
         full_frozen: Sequence[str],
         full_step_sizes: Mapping[str, float],
     ) -> TrainingConfig:
@@ -45,6 +46,7 @@ class Recipe:
 
         Args:
             step_size: factor on all step sizes, tuned for each method alike on sets that are not reported.
+            expert_step_size: a further factor on those of experts.
             full_frozen: what methods that train everything leave out.
             full_step_sizes: step sizes of shared and expert parameters where whole weights are trained and not
                 adapters, which bear other steps.
@@ -61,8 +63,11 @@ class Recipe:
         config = TrainingConfig.model_validate(changed)
         head = config.head_learning_rate
         streams = {
-            name: stream.model_copy(update={"learning_rate": step_size * stream.learning_rate})
-            for name, stream in (("shared", config.shared), ("expert", config.expert))
+            name: stream.model_copy(update={"learning_rate": factor * stream.learning_rate})
+            for name, stream, factor in (
+                ("shared", config.shared, step_size),
+                ("expert", config.expert, step_size * expert_step_size),
+            )
         }
         return config.model_copy(
             update={**streams, "head_learning_rate": None if head is None else step_size * head}
