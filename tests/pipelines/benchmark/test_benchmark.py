@@ -155,6 +155,13 @@ def test_a_part_of_the_grid_is_picked() -> None:
     }
     with pytest.raises(ValueError, match="gives no number of seeds"):
         BenchmarkConfig.model_validate({**given, "epsilons": [2]})
+    for wrong in (
+        {"methods": ["raptr"]},
+        {"step_sizes": {"raptr": 1.0}},
+        {"expert_step_sizes": {"raptr": 1.0}},
+    ):
+        with pytest.raises(ValueError, match="unknown methods raptr"):
+            BenchmarkConfig.model_validate({**given, **wrong})
 
 
 def rows_of(values: dict[tuple[str, float], list[float]], dataset: str = "a") -> list[dict]:

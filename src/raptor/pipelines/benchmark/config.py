@@ -58,6 +58,12 @@ class BenchmarkConfig(BaseModel):
             raise ValueError(f"unknown methods {', '.join(unknown)}; known are {', '.join(RECIPES)}")
         return methods
 
+    @field_validator("step_sizes", "expert_step_sizes")
+    @classmethod
+    def _of_known(cls, factors: dict[str, float]) -> dict[str, float]:
+        cls._known(tuple(factors))
+        return factors
+
     @field_validator("seeds")
     @classmethod
     def _numbers(cls, seeds: dict[str, int]) -> dict[str, int]:
