@@ -10,6 +10,7 @@ from raptor.dp.gradients.losses import IGNORED, causal_loss
 from raptor.dp.records import Batch
 from raptor.moe.roles import Role, parameter_roles, shared_parameters
 from tests.dp.engines import MAIN_ROLES, QUICK_FAMILIES, assert_matches, engine_for, make_batch, total_norm
+from tests.dp.float64 import keep_float64
 from tests.families import CONFIGS, family_language_model
 
 FAMILIES_HERE = tuple(CONFIGS)
@@ -17,6 +18,11 @@ EVERY_FAMILY_HERE = [
     name if name in QUICK_FAMILIES else pytest.param(name, marks=pytest.mark.exhaustive)
     for name in FAMILIES_HERE
 ]
+
+
+@pytest.fixture(autouse=True)
+def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_float64(monkeypatch)
 
 
 def completions(model: torch.nn.Module, role: str, padding: str = "right", prompt: int = 2) -> Batch:
@@ -35,10 +41,8 @@ def completions(model: torch.nn.Module, role: str, padding: str = "right", promp
 def test_language_models_agree_with_a_loop_over_records(family: str, role: str, tied: bool) -> None:
     model = family_language_model(family, tie_word_embeddings=tied)
     way = ("ghost", "direct", "auto")[FAMILIES_HERE.index(family) % 3]
-    # DeepSeek-V2 turns queries and keys in float32.
-    limit = 1e-6 if family == "deepseek_v2" else 1e-8
     batch = completions(model, role, "none" if family == "mixtral" else "right")
-    assert_matches(model, role, batch, loss=causal_loss, norms=(None, 1e-3), tolerance=limit, way=way)
+    assert_matches(model, role, batch, loss=causal_loss, norms=(None, 1e-3), way=way)
 
 
 @pytest.mark.parametrize("tied", [False, True])

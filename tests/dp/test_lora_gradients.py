@@ -11,17 +11,23 @@ from raptor.dp.records import Batch
 from raptor.moe.adapters import lora_parameters
 from raptor.moe.families import sparse_layer
 from raptor.moe.ownership import assign_owners
+from raptor.moe.roles import expert_parameters
 from raptor.moe.routing import record_votes
 from tests.dp import oracle
+from tests.dp.engines import EVERY_FAMILY
+from tests.dp.float64 import keep_float64
 from tests.families import FAMILY_NAMES, family_classifier
 from tests.moe.test_lora import LAYER, adapted
 from tests.tiny import tiny_batch
 
 ROLES = ("shared", "expert", "monolithic")
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
-# Its rotary embedding is taken in float32.
-ROTARY_TOLERANCE = 1e-6
 HEAD = ("head.weight", "head.bias")
+
+
+@pytest.fixture(autouse=True)
+def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_float64(monkeypatch)
 
 
 def make_batch(model, *, padded: bool) -> Batch:
@@ -60,18 +66,18 @@ def compare(model, engine, batch: Batch, tolerance: float, *, owned: bool = Fals
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_clipped_sums_are_those_of_a_loop_over_records(family, role, padded, dtype) -> None:
     model = adapted(family, dtype)
-    tolerance = max(TOLERANCE[dtype], ROTARY_TOLERANCE if family == "deepseek_v2" else 0.0)
     engine = engine_for(model, role)
-    compare(model, engine, make_batch(model, padded=padded), tolerance, owned=role == "expert")
+    compare(model, engine, make_batch(model, padded=padded), TOLERANCE[dtype], owned=role == "expert")
 
 
+@pytest.mark.parametrize("padded", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("way", ["ghost", "direct"])
 @pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("family", ["switch_transformers", "olmoe"])
-def test_both_ways_to_the_norms_agree(family, role, way) -> None:
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_both_ways_to_the_norms_agree(family, role, way, padded) -> None:
     model = adapted(family)
     engine = engine_for(model, role, way=way)
-    compare(model, engine, make_batch(model, padded=True), TOLERANCE[torch.float64], owned=role == "expert")
+    compare(model, engine, make_batch(model, padded=padded), TOLERANCE[torch.float64], owned=role == "expert")
 
 
 @pytest.mark.parametrize("family", ["switch_transformers", "olmoe"])
@@ -110,15 +116,30 @@ def test_a_record_that_is_not_finite_harms_no_other(role) -> None:
     assert error_of(found, expected) <= 1e-9
 
 
-@pytest.mark.parametrize("family", ["switch_transformers", "olmoe"])
-def test_adapters_of_peft_on_attention_are_covered_as_they_are(family) -> None:
+PEFT_TARGETS = {"switch_transformers": ["q", "v"], "deepseek_v2": ["kv_b_proj", "o_proj"]}
+
+
+@pytest.mark.parametrize("padded", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "way", ["auto", *(pytest.param(way, marks=pytest.mark.exhaustive) for way in ("ghost", "direct"))]
+)
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_adapters_of_peft_on_attention_are_covered_as_they_are(family, role, way, padded) -> None:
+    """Alone, beside experts that are trained too, and frozen in a step of the experts."""
     peft = pytest.importorskip("peft", reason="PEFT is not a dependency")
     model = family_classifier(family)
-    targets = ["q", "v"] if family == "switch_transformers" else ["q_proj", "v_proj"]
+    targets = PEFT_TARGETS.get(family, ["q_proj", "v_proj"])
     peft.inject_adapter_in_model(peft.LoraConfig(r=3, target_modules=targets, init_lora_weights=False), model)
     model.double().eval()
     names = [name for name, _ in model.named_parameters() if ".lora_" in name]
     assert len(names) == 12
     assert all(name.endswith((".lora_A.default.weight", ".lora_B.default.weight")) for name in names)
-    engine = JointGradients(model, [*names, *HEAD])
-    compare(model, engine, make_batch(model, padded=True), TOLERANCE[torch.float64])
+    engine: JointGradients | OwnerExpertGradients
+    if role == "expert":
+        engine = OwnerExpertGradients(model, LAYER, way=way)
+    else:
+        experts = expert_parameters(model) if role == "monolithic" else ()
+        engine = JointGradients(model, [*names, *HEAD, *experts], way=way)
+    batch = make_batch(model, padded=padded)
+    compare(model, engine, batch, TOLERANCE[torch.float64], owned=role == "expert")

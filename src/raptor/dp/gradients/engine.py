@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from typing import Protocol
+from typing import Protocol, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,23 @@ from raptor.dp.records import Batch
 from raptor.errors import ModelError
 from raptor.moe.families import sparse_layer, sparse_layers
 from raptor.moe.roles import Role, parameter_roles
+
+
+class EngineOptions(TypedDict, total=False):
+    """What every engine can be told.
+
+    Attributes:
+        loss: one loss per record; the cross-entropy of a classification head by default.
+        way: how norms of linear layers are computed; the cheaper one by default.
+        autocast: type of the forward pass, such as bfloat16; norms and sums stay in float32.
+        fused: whether norms and frozen experts run in faster forms than the library's (`raptor.dp.gradients.fused`,
+            `raptor.dp.gradients.routed`); they do by default.
+    """
+
+    loss: RecordLoss
+    way: Way
+    autocast: torch.dtype | None
+    fused: bool
 
 
 class GradientEngine(Protocol):
@@ -83,19 +100,16 @@ class _TappedGradients:
         model: nn.Module,
         parameters: Sequence[str],
         taps: Sequence[Tap],
-        loss: RecordLoss,
-        way: Way,
-        autocast: torch.dtype | None,
-        fused: bool,
+        options: EngineOptions,
     ) -> None:
         self.parameters = tuple(parameters)
         self._model = model
         self._taps = list(taps)
-        self._loss = loss
-        self._way = way
-        self._autocast = autocast
+        self._loss = options.get("loss", classification_loss)
+        self._way = options.get("way", "auto")
+        self._autocast = options.get("autocast")
         claimed = {name for tap in taps for name in tap.parameters}
-        self._stand_ins = _stand_ins(model, claimed) if fused else []
+        self._stand_ins = _stand_ins(model, claimed) if options.get("fused", True) else []
         self._is_layout_known = False
 
     def _owners(self, batch: Batch) -> Tensor | None:
@@ -168,33 +182,22 @@ class JointGradients(_TappedGradients):
     Routed experts may be among the parameters; then every active expert of a record counts.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        parameters: Sequence[str],
-        *,
-        loss: RecordLoss = classification_loss,
-        way: Way = "auto",
-        autocast: torch.dtype | None = None,
-        fused: bool = True,
-    ) -> None:
+    def __init__(self, model: nn.Module, parameters: Sequence[str], **options: Unpack[EngineOptions]) -> None:
         """Raises ModelError when a parameter is not covered.
 
         Args:
             model: frozen from now on.
             parameters: dotted names.
-            loss: one loss per record.
-            way: how norms of linear layers are computed.
-            autocast: type of the forward pass, such as bfloat16; norms and sums stay in float32.
-            fused: whether norms and frozen experts run in faster forms than the library's (`fused`, `routed`).
+            options: see `EngineOptions`.
         """
         freeze(model)
         roles = parameter_roles(model)
         routed = {name for name in parameters if name in roles and roles[name].role is Role.EXPERT}
-        taps = claim(model, [name for name in parameters if name not in routed], fused=fused)
+        plain = [name for name in parameters if name not in routed]
+        taps = claim(model, plain, fused=options.get("fused", True))
         if routed:
             taps += claim_experts(sparse_layers(model), routed)
-        super().__init__(model, parameters, taps, loss, way, autocast, fused)
+        super().__init__(model, parameters, taps, options)
 
 
 class OwnerExpertGradients(_TappedGradients):
@@ -211,10 +214,7 @@ class OwnerExpertGradients(_TappedGradients):
         layers: int | Sequence[int],
         *,
         parameters: Sequence[str] | None = None,
-        loss: RecordLoss = classification_loss,
-        way: Way = "auto",
-        autocast: torch.dtype | None = None,
-        fused: bool = True,
+        **options: Unpack[EngineOptions],
     ) -> None:
         """Raises ModelError when a layer is not sparse or an expert parameter is not covered.
 
@@ -222,7 +222,7 @@ class OwnerExpertGradients(_TappedGradients):
             model: frozen from now on.
             layers: sparse layers; the columns of `Batch.owners` are in this order.
             parameters: dotted names of the trained ones; all of the experts' by default.
-            loss, way, autocast, fused: see `JointGradients`.
+            options: see `EngineOptions`.
         """
         chosen = [layers] if isinstance(layers, int) else list(layers)
         freeze(model)
@@ -231,7 +231,7 @@ class OwnerExpertGradients(_TappedGradients):
         wanted = inside if parameters is None else list(parameters)
         if strange := sorted(set(wanted) - set(inside)):
             raise ModelError(f"No routed expert of layers {chosen} has the parameters {', '.join(strange)}.")
-        super().__init__(model, wanted, claim_experts(found, wanted), loss, way, autocast, fused)
+        super().__init__(model, wanted, claim_experts(found, wanted), options)
 
     def _owners(self, batch: Batch) -> Tensor | None:
         return batch.owners[:, None] if batch.owners.ndim == 1 else batch.owners
