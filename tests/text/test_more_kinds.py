@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import tarfile
 import uuid
 import zipfile
@@ -462,3 +463,17 @@ def test_a_disk_that_cannot_be_read_is_one_message(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(files, "open_bytes", broken)
     with pytest.raises(RaptorError, match=r"a\.csv: it cannot be read \(Input/output error\)"):
         read(path)
+
+
+@pytest.mark.parametrize("name", [b"\xe9t\xe9.csv", b"a\nb.csv", b"\x1b[31m.csv"])
+def test_names_of_files_are_told_in_one_line_of_utf8(tmp_path: Path, name: bytes) -> None:
+    place = os.path.join(os.fsencode(tmp_path), name)  # noqa: PTH118
+    path = Path(os.fsdecode(place))
+    path.write_bytes((H + "a,1\nb,0\n,1\n").encode())
+    (warning,) = [text for text in read(path).report.warnings if "without text" in text]
+    path.write_bytes((H + "a,1\nb\n").encode())
+    with pytest.raises(RaptorError) as caught:
+        read(path)
+    for told in (warning, str(caught.value)):
+        assert told.encode("utf-8").decode().isprintable()
+        assert "line " in told

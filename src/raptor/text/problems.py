@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from raptor.errors import DataError
 SHOWN_PLACES = 5
 SHOWN_CHARACTERS = 60
 SHOWN_VALUES = 30
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 HOW_TO_SEE = "`raptor inspect` shows what was found."
 
 
@@ -21,6 +23,12 @@ def shorten(value: Any) -> str:
     cut = text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
     # A half surrogate pair cannot be printed; ascii() would hide every other letter, too.
     return repr(cut.encode("utf-8", "replace").decode("utf-8"))
+
+
+def one_line(text: str) -> str:
+    """A message that files and terminals can hold: names of files may have line breaks, and bytes that are no UTF-8."""
+    whole = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return CONTROL.sub(lambda found: repr(found.group())[1:-1], whole)
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,7 @@ class RecordError(DataError):
     ) -> None:
         where = ", ".join([*([str(place)] if place else []), *([f"column {column!r}"] if column else [])])
         message = f"{where}: {problem}" if where else problem[:1].upper() + problem[1:]
-        self._message = f"{message} {advice}".rstrip()
+        self._message = one_line(f"{message} {advice}".rstrip())
         self._value = value
         super().__init__(self._message if value is None else f"{self._message} {HOW_TO_SEE}")
 
@@ -109,7 +117,5 @@ class Findings:
 
     def messages(self) -> list[str]:
         """One sentence a kind."""
-        return [
-            *self.remarks,
-            *(f"{kind}: {finding.count} ({finding})." for kind, finding in self.records.items()),
-        ]
+        kinds = (f"{kind}: {finding.count} ({finding})." for kind, finding in self.records.items())
+        return [one_line(message) for message in (*self.remarks, *kinds)]
