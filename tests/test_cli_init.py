@@ -16,9 +16,15 @@ from raptor.cli import cli
 from raptor.environment import Constants, environment_name, round_down
 from raptor.errors import DataError
 from raptor.text import sources
-from tests.whole.project import Project
+from tests.whole.project import REPOSITORY, Project
 
 ROWS = 3217
+
+
+@pytest.fixture(autouse=True)
+def _few_alternatives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of each kind, as every one is a calibration of its own."""
+    monkeypatch.setattr("raptor.forecast.FACTORS", (2,))
 
 
 @pytest.fixture
@@ -41,6 +47,13 @@ def written(project: Project, name: str = "my_tickets") -> dict[str, Any]:
     return yaml.safe_load((project.root / "conf" / name / "parameters.yml").read_text(encoding="utf-8"))
 
 
+def per_cycle() -> int:
+    """Steps of one cycle, by the project's own parameters."""
+    text = (REPOSITORY / "conf/base/parameters_training.yml").read_text(encoding="utf-8")
+    training = yaml.safe_load(text)["training"]
+    return training["shared"]["steps_per_cycle"] + training["expert"]["steps_per_cycle"]
+
+
 def test_an_environment_with_public_constants_is_written(project: Project) -> None:
     result = init()
     assert result.exit_code == 0, result.output
@@ -48,7 +61,7 @@ def test_an_environment_with_public_constants_is_written(project: Project) -> No
     assert made["ingestion"] == {"source": "my tickets.csv", "text": "Betreff+Text", "label": "Queue"}
     # Nine tenths of the rows are trained on; two digits of that are declared.
     assert made["privacy"] == {"epsilon": 4, "delta": 1e-5, "population": 2800, "unit": "record"}
-    assert made["training"] == {"batch_size": 512, "cycles": 30}
+    assert made["training"] == {"batch_size": 512, "cycles": round(120 / per_cycle())}
     for word in ("n = 2,800", "epsilon = 4", "delta = 1e-05", "B = 512", "kedro run --env my_tickets"):
         assert word in result.output
 
@@ -162,7 +175,7 @@ def test_names_and_numbers_of_any_kind() -> None:
 
 @pytest.mark.parametrize("units", [16, 17, 99, 100, 431, 1000, 5000, 12_345, 67_349, 999_999, 40_000_000])
 def test_constants_fit_together(units: int) -> None:
-    made = Constants.of(units, 4.0)
+    made = Constants.of(units, 4.0, 5)
     assert 0.9 * units <= made.population <= units
     assert 0.009 < made.delta * made.population <= 0.1 * (1 + 1e-9)
     assert made.batch_size <= max(made.population / 4, 8)
@@ -171,9 +184,9 @@ def test_constants_fit_together(units: int) -> None:
 
 def test_too_few_records_are_refused() -> None:
     with pytest.raises(DataError, match="at least 16 training records"):
-        Constants.of(15, 4.0)
+        Constants.of(15, 4.0, 5)
     with pytest.raises(DataError, match="at least 50 training users"):
-        Constants.of(49, 4.0, "user")
+        Constants.of(49, 4.0, 5, "user")
 
 
 def test_the_plan_is_that_of_the_accountant_and_reads_no_record(
@@ -186,7 +199,7 @@ def test_the_plan_is_that_of_the_accountant_and_reads_no_record(
     assert result.exit_code == 0, result.output
     plan = json.loads(result.stdout)
     streams = {stream["name"]: stream for stream in plan["streams"]}
-    assert (streams["shared"]["steps"], streams["expert"]["steps"]) == (90, 30)
+    assert abs(streams["shared"]["steps"] + streams["expert"]["steps"] - 120) < per_cycle()
     events = [
         Event(1.0 if name == "evaluation" else 512 / 2800, stream["noise_multiplier"], stream["steps"])
         for name, stream in streams.items()

@@ -47,6 +47,7 @@ def init(
     The counts that are shown are as private as the records. The file holds one of them, rounded down: the number of
     training records, which is declared public.
     """
+    from raptor.cli_plan import project_parameters
     from raptor.environment import (
         Constants,
         environment_name,
@@ -75,7 +76,9 @@ def init(
             records = read_records(source, Columns(text, label, split, user), rules)
     except RecordError as error:
         raise click.ClickException(error.terminal) from None
-    constants = Constants.of(_training_units(records, unit, usual.held_out_fraction), epsilon, unit)
+    training = project_parameters(None)[0]["training"]
+    steps = training.shared.steps_per_cycle + training.expert.steps_per_cycle
+    constants = Constants.of(_training_units(records, unit, usual.held_out_fraction), epsilon, steps, unit)
     ingestion = {
         "source": _place(source, conf_source.parent),
         "text": text,

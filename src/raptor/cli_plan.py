@@ -27,7 +27,7 @@ def plan(env: str | None, no_measure: bool, as_json: bool) -> None:
     From parameters, the declared number of records and the public base model alone.
     """
     # First, as the project's settings keep the model library from drawing bars of its own.
-    parameters, project = _parameters(env)
+    parameters, project = project_parameters(env)
     from raptor.forecast import Forecast, measure, most_records
     from raptor.moe.classifier import load_encoder
     from raptor.moe.families import sparse_layers
@@ -64,7 +64,7 @@ def plan(env: str | None, no_measure: bool, as_json: bool) -> None:
     click.echo(_words(parameters, costs, speed, others))
 
 
-def _parameters(env: str | None) -> tuple[dict[str, Any], Path]:
+def project_parameters(env: str | None) -> tuple[dict[str, Any], Path]:
     """All parameters of an environment, validated, and the project's folder."""
     from kedro.framework.project import settings
 

@@ -17,7 +17,7 @@ NAME = re.compile(r"[a-z][a-z0-9_-]*")
 TAKEN = ("base", "local")
 LARGEST_BATCH = 1024
 SMALLEST_BATCH = 8
-CYCLES = 30
+STEPS = 120
 FEW = 1000
 # A policy, not a bound: the guarantee would hold for fewer users, and no model would be worth it.
 FEWEST_USERS = 50
@@ -39,12 +39,14 @@ class Constants:
     epsilon: float
     delta: float
     batch_size: int
-    cycles: int = CYCLES
+    cycles: int
     unit: Literal["record", "user"] = "record"
 
     @classmethod
-    def of(cls, units: int, epsilon: float, unit: Literal["record", "user"] = "record") -> Constants:
-        """Constants for so many training units (records, or users).
+    def of(
+        cls, units: int, epsilon: float, steps_per_cycle: int, unit: Literal["record", "user"] = "record"
+    ) -> Constants:
+        """Constants for so many training units (records, or users), and about `STEPS` steps of both streams together.
 
         Larger samples lose less to noise, as one unit then hides among more: a quarter of all units, or 1,024, which
         one machine handles. More steps do not lose more either, once the noise multiplier is above about 1.
@@ -62,7 +64,7 @@ class Constants:
         # At most a tenth of the chance that publishing one whole record would have.
         delta = 10.0 ** math.floor(math.log10(0.1 / population) + 1e-9)
         batch = max(min(1 << (population // 4).bit_length() - 1, LARGEST_BATCH), SMALLEST_BATCH)
-        return cls(population, epsilon, delta, batch, unit=unit)
+        return cls(population, epsilon, delta, batch, round(STEPS / steps_per_cycle), unit)
 
 
 def round_down(number: int) -> int:
@@ -117,7 +119,7 @@ privacy:
 training:
   # B, expected number drawn in each step. Larger samples lose less to noise and take longer.
   batch_size: {constants.batch_size}
-  # Repetitions of three shared steps and one expert step. More learn more, and each gets a little more noise.
+  # Repetitions of the shared and the expert steps. More learn more, and each gets a little more noise.
   cycles: {constants.cycles}
 """
 
@@ -140,7 +142,10 @@ def in_words(constants: Constants, name: str) -> str:
             f"B = {constants.batch_size:,}",
             f"each step draws every {constants.unit} by a coin of chance B/n = {rate:.3g}",
         ),
-        (f"cycles = {constants.cycles}", "each has three steps of the shared layers and one of the experts"),
+        (
+            f"cycles = {constants.cycles}",
+            "repetitions of steps of the shared layers and steps of the experts",
+        ),
     ]
     width = max(len(figure) for figure, _ in rows)
     lines = [f"  {figure:<{width}}  {meaning}" for figure, meaning in rows]

@@ -277,3 +277,24 @@ def test_wiring_imports_nothing_heavy() -> None:
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.exhaustive
+def test_many_short_texts_take_little_memory(base_model: Path, tmp_path: Path) -> None:
+    """300,000 records, read and encoded in a process of their own; a million take twice as much, not more."""
+    rows = "".join(f"{'abcdefgh'[n % 8]} {n} {'klm'[n % 3]} q r s,{'xy'[n % 2]}\n" for n in range(300_000))
+    source = put(tmp_path, "a.csv", "text,label\n" + rows)
+    script = f"""
+import resource
+from pathlib import Path
+import datasets
+from raptor.pipelines.ingestion.config import IngestionConfig
+from raptor.pipelines.ingestion.nodes import encode_splits, read_records
+base, config = Path({str(base_model)!r}), IngestionConfig(source={str(source)!r})
+table, _, _ = read_records(base, config)
+train, held_out = encode_splits(datasets.Dataset(table), base, config)
+assert len(train) + len(held_out) == 300_000
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[-1]) < 1_000_000
