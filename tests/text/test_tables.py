@@ -12,6 +12,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
+from raptor.errors import RaptorError
 from raptor.text.problems import RecordError
 from tests.text.reading import read, texts, warned
 
@@ -181,3 +182,24 @@ def test_a_filtered_data_set_is_read_as_filtered(tmp_path: Path) -> None:
     held = datasets.Dataset.from_dict({"text": list("abcdef"), "label": [0, 1] * 3})
     held.filter(lambda row: row["text"] != "c").save_to_disk(tmp_path / "some")
     assert texts(read(tmp_path / "some")) == list("abdef")
+
+
+def test_a_damaged_arrow_file_stops_and_does_no_harm(tmp_path: Path) -> None:
+    """Each byte of a small file changed in turn: the reading ends with records or with a message, never otherwise."""
+    table = pa.table({"text": ["a b", "c", "d e f", "g"] * 3, "label": ["x", "y", "x", "y"] * 3})
+    path = tmp_path / "a.arrow"
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+    whole = bytearray(path.read_bytes())
+    stopped = 0
+    for at in range(0, len(whole), 3):
+        spoilt = bytearray(whole)
+        spoilt[at] ^= 0xA5
+        path.write_bytes(spoilt)
+        try:
+            records = read(path)
+        except RaptorError:
+            stopped += 1
+        else:
+            assert len(records.table) == records.report.rows
+    assert stopped > 50

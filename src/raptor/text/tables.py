@@ -122,8 +122,9 @@ def _sound(path: Path, kind: str) -> Iterator[None]:
     """Turn a parser's complaints into one message without content of the file."""
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
-        # For damaged content pyarrow raises an OSError without a number; others are the system's.
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        # For damaged content pyarrow raises an OSError without a number; others are the system's. Names of columns
+        # that are no UTF-8 are damage, too.
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise RecordError(
@@ -167,6 +168,9 @@ def table_batches(
         label_names = None
     done = 0
     for large in batches:
+        large.validate()
+        for name in names.values():
+            _require_sound(large.column(name))
         for start in range(0, len(large), CHUNK):
             part = large.slice(start, CHUNK)
             made = Batch(file, "record", list(range(done + 1, done + len(part) + 1)), class_names=label_names)
@@ -176,6 +180,18 @@ def table_batches(
                 made.label = _named(made.label, label_names, made)
             done += len(part)
             yield made
+
+
+def _require_sound(column: pa.Array) -> None:
+    """Refuse lengths and offsets that point out of the data: a damaged Arrow file is mapped, not parsed.
+
+    Bytes that are no UTF-8 are left for later, where the record is known.
+
+    Raises:
+        pa.ArrowInvalid: the column is damaged.
+    """
+    plain = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(column.type)
+    (column if plain is None else column.view(plain)).validate(full=True)
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
