@@ -28,10 +28,27 @@ class GroupedLinear(torch.autograd.Function):
         return ctx.linear.backward(gradient, ctx.bounds), None, None, None
 
 
+class _Combine(torch.autograd.Function):
+    """Outputs of experts times the router's weights, added up for each token, with one tensor for its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, outer: Tensor, weight: Tensor, token: Tensor, hidden: Tensor) -> Tensor:
+        ctx.save_for_backward(outer, weight, token)
+        weighted = outer * weight[:, None]
+        return torch.zeros_like(hidden).index_add_(0, token, weighted.to(hidden.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        outer, weight, token = ctx.saved_tensors
+        rows = gradient.index_select(0, token)
+        to_weight = torch.linalg.vecdot(rows, outer.to(rows.dtype)).to(weight.dtype)
+        return rows.mul_(weight[:, None]).to(outer.dtype), to_weight, None, None
+
+
 def combine(hidden: Tensor, assignment: Assignment, outer: Tensor) -> Tensor:
     """(tokens, width): for each token, the outputs of its experts times the router's weights."""
-    weighted = outer * assignment.weight[:, None]
-    return torch.zeros_like(hidden).index_add(0, assignment.token, weighted.to(hidden.dtype))
+    combined: Tensor = _Combine.apply(outer, assignment.weight, assignment.token, hidden.detach())  # type: ignore[no-untyped-call]
+    return combined
 
 
 class _OneByOne(torch.autograd.Function):
