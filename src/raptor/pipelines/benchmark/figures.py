@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from raptor.pipelines.benchmark.recipes import BASELINES, RAPTOR, RECIPES
+from raptor.pipelines.benchmark.recipes import RAPTOR, RECIPES
 from raptor.pipelines.benchmark.summary import Results
 from raptor.reporting.style import ACCENT, MUTED, NEUTRAL, SECOND, bare, drawing
 
@@ -86,5 +86,7 @@ def gains(results: Results) -> Figure:
         axes.axvline(0.0, color=MUTED, linewidth=1.0)
         bare(axes)
         axes.set_yticks(range(len(rows)), [name for name, _ in rows])
-        axes.set_xlabel(f"points over the best of {len(BASELINES)} baselines; grey: the interval holds zero")
+        axes.set_xlabel(
+            "points over the best baseline; grey: the interval holds zero, or fewer than three seeds"
+        )
     return figure

@@ -11,6 +11,8 @@ from typing import Any
 from raptor.pipelines.benchmark.recipes import BASELINES, HEADROOM, RAPTOR, RECIPES
 
 CONFIDENCE = 0.95
+# Two seeds that agree by chance have an interval of no width, so nothing is said to be sure of fewer than three.
+FEWEST = 3
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -41,11 +43,11 @@ class Estimate:
 
     @property
     def is_above_zero(self) -> bool:
-        return self.mean > self.half_width
+        return self.number >= FEWEST and self.mean > self.half_width
 
     @property
     def is_below_zero(self) -> bool:
-        return self.mean < -self.half_width
+        return self.number >= FEWEST and self.mean < -self.half_width
 
 
 class Results:
@@ -131,7 +133,7 @@ def page(results: Results, facts: Iterable[str]) -> str:
         "## Gain of RAPTOR",
         "",
         "Paired by seed, in points. The best baseline is the one with the highest mean in each cell. `*`: the interval "
-        "does not hold zero.",
+        "does not hold zero, by three seeds or more.",
         "",
     ]
     rows = []
