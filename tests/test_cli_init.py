@@ -13,8 +13,9 @@ from click.testing import CliRunner, Result
 from raptor.accounting.accountant import epsilon
 from raptor.accounting.types import Adjacency, Event
 from raptor.cli import cli
-from raptor.environment import Constants, environment_name, round_down
-from raptor.errors import DataError
+from raptor.cli_plan import project_parameters
+from raptor.environment import Constants, environment_name, parameters_text, round_down, write_environment
+from raptor.errors import DataError, ParameterError
 from raptor.text import sources
 from tests.whole.project import REPOSITORY, Project
 
@@ -129,7 +130,10 @@ def test_a_source_outside_of_the_project_is_kept_whole(project: Project, tmp_pat
         (("--text", "body"), "there is no column 'body'"),
         (("--name", "base"), "cannot be the name"),
         (("--name", "Mine/yours"), "cannot be the name"),
+        (("--name", "x" * 300), "cannot be the name"),
         (("--epsilon", "0"), "0"),
+        (("--epsilon", "nan"), "is no budget"),
+        (("--epsilon", "inf"), "is no budget"),
     ],
 )
 def test_what_cannot_be_is_refused_and_writes_nothing(
@@ -170,16 +174,41 @@ def test_names_and_numbers_of_any_kind() -> None:
     assert environment_name("data/Über Tickets.2024.csv") == "ber_tickets"
     assert environment_name("2024.csv") == environment_name("base.csv") == "own"
     assert environment_name("owner/some-set:config") == "some_set_config"
-    assert [round_down(number) for number in (7, 99, 101, 12_345, 999_999)] == [7, 99, 100, 12_000, 990_000]
+    assert [round_down(number) for number in (7, 99, 101, 12_345, 999_999)] == [0, 90, 100, 12_000, 990_000]
+    assert len(environment_name("x" * 300 + ".csv")) <= 60
 
 
 @pytest.mark.parametrize("units", [16, 17, 99, 100, 431, 1000, 5000, 12_345, 67_349, 999_999, 40_000_000])
 def test_constants_fit_together(units: int) -> None:
     made = Constants.of(units, 4.0, 5)
-    assert 0.9 * units <= made.population <= units
+    assert min(0.9 * units, units - 9) <= made.population <= units
+    assert made.population % 10 == 0
     assert 0.009 < made.delta * made.population <= 0.1 * (1 + 1e-9)
     assert made.batch_size <= max(made.population / 4, 8)
     assert made.batch_size == 1024 or made.batch_size > made.population / 8 - 1
+
+
+@pytest.mark.parametrize("epsilon", [1e-7, 4.123456789, 12345678.0, 1e-300, 0.1])
+def test_a_budget_is_kept_to_the_last_digit(project: Project, epsilon: float) -> None:
+    folder = project.root / "conf/exact"
+    write_environment(folder, parameters_text({"text": "a"}, Constants.of(500, epsilon, 5)))
+    assert project_parameters("exact")[0]["privacy"].epsilon == epsilon
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a\x85b", "a\x7fb", "a\u2028b", "a\nb", "${x}", "a\\b", '"a"', "#a", "null", "1", "\U0001f600", "a: b"],
+)
+def test_every_name_of_a_column_comes_back(project: Project, name: str) -> None:
+    write_environment(project.root / "conf/odd", parameters_text({"text": name}, Constants.of(500, 4.0, 5)))
+    assert project_parameters("odd")[0]["ingestion"].text == name
+
+
+def test_a_name_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    text = parameters_text({"source": "a\udcff.csv"}, Constants.of(500, 4.0, 5))
+    with pytest.raises(ParameterError, match="not UTF-8"):
+        write_environment(tmp_path / "odd", text)
+    assert not list(tmp_path.iterdir())
 
 
 def test_too_few_records_are_refused() -> None:

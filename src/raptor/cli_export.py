@@ -29,12 +29,27 @@ def export(output: Path, certificate: Path, model: Path | None) -> None:
     from raptor.datasets import PretrainedDirectory
     from raptor.errors import DataError, LedgerError, ParameterError
     from raptor.export.directory import ExportedModel
+    from raptor.text.problems import shorten
 
-    if output.exists():
+    try:
+        output.lstat()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        raise ParameterError(
+            f"--output {shorten(str(output))} cannot be the name of a directory "
+            f"({getattr(error, 'strerror', None) or error})."
+        ) from None
+    else:
         raise ParameterError(f"--output {output} is there already. Give a new name.")
     checked = verify_certificate(certificate, model=model)
     if checked.model is None:
         raise LedgerError("The model of the certificate was not found. Give it with --model.")
+    if output.resolve().is_relative_to(checked.model.resolve()):
+        raise ParameterError(
+            f"--output {output} lies in the model itself, {checked.model}, which would no longer be the certified one. "
+            "Give a place outside of it."
+        )
     found = json.loads(certificate.read_text(encoding="utf-8"))
     audit = None if checked.audit is None else json.loads(checked.audit.read_text(encoding="utf-8"))
     exported = ExportedModel(checked.model, found, read_chain(checked.ledger), audit)

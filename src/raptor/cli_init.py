@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -66,6 +67,8 @@ def init(
 
     if unit == "user" and user is None:
         raise ParameterError("--unit user needs --user: the column that says whose record it is.")
+    if not math.isfinite(epsilon):
+        raise ParameterError(f"--epsilon is {epsilon}, which is no budget. Give a number, such as 4.")
     conf_source = bootstrap()
     name = name or environment_name(source)
     folder = require_free(conf_source, name)

@@ -39,7 +39,7 @@ def predict(model: Path, source: str, output: Path, text: str | None, encoding: 
     from raptor.text.problems import RecordError
     from raptor.text.records import Rules, read_records
 
-    check_output(output, Path(source))
+    check_output(output, Path(source), model)
     predictor = Predictor.load(model, device)
     columns = Columns(text or predictor.text, None)
     try:
@@ -48,7 +48,7 @@ def predict(model: Path, source: str, output: Path, text: str | None, encoding: 
                 source, columns, Rules(encoding=encoding, label_names=predictor.label_names)
             )
             rows = write_predictions(
-                predictor.answers(records.table), predictor.label_names, output, Path(source)
+                predictor.answers(records.table), predictor.label_names, output, Path(source), model
             )
     except RecordError as error:
         raise click.ClickException(error.terminal) from None

@@ -13,7 +13,7 @@ from typing import Literal
 
 from raptor.errors import DataError, ParameterError
 
-NAME = re.compile(r"[a-z][a-z0-9_-]*")
+NAME = re.compile(r"[a-z][a-z0-9_-]{0,59}")
 TAKEN = ("base", "local")
 LARGEST_BATCH = 1024
 SMALLEST_BATCH = 8
@@ -68,15 +68,16 @@ class Constants:
 
 
 def round_down(number: int) -> int:
-    """To two significant digits, so that the declared number tells little of the exact one."""
-    scale: int = 10 ** max(len(str(number)) - 2, 0)
+    """To two significant digits, and to tens at least, so that the declared number never is the exact count itself
+    unless that happens to be round."""
+    scale: int = 10 ** max(len(str(number)) - 2, 1)
     return number // scale * scale
 
 
 def environment_name(source: str) -> str:
     """A name for an environment, from that of the source."""
     stem = Path(source).name.split(".", 1)[0].casefold()
-    name = re.sub(r"[^a-z0-9]+", "_", stem).strip("_")
+    name = re.sub(r"[^a-z0-9]+", "_", stem).strip("_")[:60]
     return name if NAME.fullmatch(name) and name not in TAKEN else "own"
 
 
@@ -88,8 +89,8 @@ def require_free(conf_source: Path, name: str) -> Path:
     """
     if not NAME.fullmatch(name) or name in TAKEN:
         raise ParameterError(
-            f"{name!r} cannot be the name of an environment: use small letters, digits, - and _, and none of "
-            f"{', '.join(TAKEN)}. Give one with --name."
+            f"{name[:80]!r} cannot be the name of an environment: use at most 60 small letters, digits, - and _, and "
+            f"none of {', '.join(TAKEN)}. Give one with --name."
         )
     folder = conf_source / name
     if folder.exists():
@@ -109,7 +110,7 @@ ingestion:
 {given}
 privacy:
   # Of all that is released, against an attacker who knows everything else. 1 is strong, 8 weak; smaller costs accuracy.
-  epsilon: {constants.epsilon:g}
+  epsilon: {_figure(constants.epsilon)}
   # The chance that epsilon does not hold; at most a tenth of 1/n.
   delta: {constants.delta:.1e}
   # n, training {constants.unit}s, declared public: counted once and rounded down.
@@ -126,16 +127,16 @@ training:
 
 def in_words(constants: Constants, name: str) -> str:
     """What the constants mean, and what to do next."""
-    rate = constants.batch_size / constants.population
+    rate, budget = constants.batch_size / constants.population, _figure(constants.epsilon)
     protected = "any one record" if constants.unit == "record" else "any one user and all the user's records"
     rows = [
         (
             f"n = {constants.population:,}",
-            f"training {constants.unit}s, rounded down to two digits; declared public, like all that is here",
+            f"training {constants.unit}s, rounded down; declared public, like all that is here",
         ),
         (
-            f"epsilon = {constants.epsilon:g}, delta = {constants.delta:.0e}",
-            f"whatever somebody concludes from the model would be at most e^{constants.epsilon:g} times less likely "
+            f"epsilon = {budget}, delta = {constants.delta:.0e}",
+            f"whatever somebody concludes from the model would be at most e^{budget} times less likely "
             f"without {protected}, except with probability delta",
         ),
         (
@@ -162,11 +163,27 @@ def in_words(constants: Constants, name: str) -> str:
     return "\n".join(lines)
 
 
+def _figure(value: float) -> str:
+    """A number as short as it can be without becoming another one."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
+
+
 def _yaml(value: object) -> str:
     if isinstance(value, str):
         # Configuration files read ${...} as a reference; a JSON string is a YAML string.
-        return json.dumps(value.replace("${", "\\${"), ensure_ascii=False)
+        text = json.dumps(value.replace("${", "\\${"), ensure_ascii=False)
+        # YAML refuses control characters that JSON lets stand, and folds some kinds of line break into a space.
+        return "".join(
+            letter if letter.isprintable() or _is_surrogate(letter) else f"\\U{ord(letter):08x}"
+            for letter in text
+        )
     return json.dumps(value)
+
+
+def _is_surrogate(letter: str) -> bool:
+    """Python's sign for a byte that is not UTF-8; the writing of the file refuses it."""
+    return "\ud800" <= letter <= "\udfff"
 
 
 def write_environment(folder: Path, text: str) -> Path:
@@ -177,6 +194,7 @@ def write_environment(folder: Path, text: str) -> Path:
 
     Raises:
         DataError: it cannot be written.
+        ParameterError: the name of the source or of a column is not UTF-8.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     try:
@@ -186,6 +204,10 @@ def write_environment(folder: Path, text: str) -> Path:
             partial.rename(folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+    except UnicodeEncodeError:
+        raise ParameterError(
+            "The name of the source or of a column is not UTF-8, so no configuration file can hold it. Rename it."
+        ) from None
     except OSError as error:
         raise DataError(
             f"{folder} cannot be written ({error.strerror or error}). Nothing is left of it: check the disk and your "

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from raptor.errors import DataError, ModelError, ParameterError
+from raptor.text.problems import shorten
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from raptor.moe.classifier import MoEClassifier
 
 ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
+# What the tokenizers library can cut at.
+LONGEST = 2**31 - 1
 CHUNK = 4096
 BATCH = 256
 
@@ -66,21 +69,20 @@ class Predictor:
         place = resolve_device(device)
         model = MoEClassifier.from_pretrained(directory)
         config = model.encoder.config
-        listed: dict[Any, str] = dict(config.id2label or {})
-        names = tuple(listed.get(number, "") for number in range(model.num_labels))
-        if len(listed) != model.num_labels or not all(names):
+        listed: dict[Any, Any] = dict(config.id2label or {})
+        names = tuple(str(listed.get(number, "")) for number in range(model.num_labels))
+        if len(listed) != model.num_labels or not all(names) or len(set(names)) < len(names):
             raise ModelError(
-                f"{directory} has a head of {model.num_labels} classes, and names for {len(listed)}. "
-                "Its files come from different models."
+                f"{directory} has a head of {model.num_labels} classes, and different names for "
+                f"{len(set(listed.values()))}. Its files come from different models."
             )
         tokenizer = load_tokenizer(directory)
-        given = getattr(config, "text_columns", "text")
         return cls(
             model.to(place).eval(),
             tokenizer,
             names,
-            given if isinstance(given, str) else tuple(given),
-            int(tokenizer.model_max_length),
+            _text_columns(getattr(config, "text_columns", "text"), directory),
+            _max_length(tokenizer.model_max_length, directory),
             place,
         )
 
@@ -116,8 +118,33 @@ class Predictor:
         return result
 
 
+def _text_columns(given: Any, directory: Path) -> str | tuple[str, ...]:
+    """The columns that a model was trained on, as its config says."""
+    columns = (given,) if isinstance(given, str) else given
+    if not isinstance(columns, list | tuple) or not all(isinstance(name, str) for name in columns):
+        raise ModelError(
+            f"{directory / 'config.json'}: text_columns names no columns. Take the directory anew from the project "
+            "that trained it."
+        )
+    return given if isinstance(given, str) else tuple(columns)
+
+
+def _max_length(given: Any, directory: Path) -> int:
+    """Tokens of a text that a model reads; a tokenizer that was told none has a number beyond any text's length."""
+    if isinstance(given, bool) or not isinstance(given, int) or not 0 < given <= LONGEST:
+        raise ModelError(
+            f"{directory / 'tokenizer_config.json'}: model_max_length is no number of tokens. It says where training "
+            "cut the texts; take the directory anew from the project that trained it."
+        )
+    return given
+
+
 def write_predictions(
-    answers: Iterable[Prediction], label_names: Sequence[str], output: Path, source: Path | None = None
+    answers: Iterable[Prediction],
+    label_names: Sequence[str],
+    output: Path,
+    source: Path | None = None,
+    model: Path | None = None,
 ) -> int:
     """Write one row a record: its number, the likeliest class, and the probability of every class.
 
@@ -125,17 +152,23 @@ def write_predictions(
     object of probabilities. The file appears under its name when it is whole; on any error nothing is left of it.
 
     Args:
-        source: the file that was read; it is never written over.
+        source, model: see `check_output`.
 
     Returns:
         The number of rows.
 
     Raises:
-        ParameterError: the output's ending is not known, or it is the source.
+        ParameterError: see `check_output`; or a class has a tab or a line break in its name, which TSV cannot hold.
         DataError: the output cannot be written.
     """
-    check_output(output, source)
-    write = {".jsonl": _write_lines, ".parquet": _write_parquet}.get(output.suffix.lower(), _write_delimited)
+    check_output(output, source, model)
+    kind = output.suffix.lower()
+    if kind == ".tsv" and any(set(name) & set("\t\r\n") for name in label_names):
+        raise ParameterError(
+            f"--output {output}: a class has a tab or a line break in its name, which TSV cannot hold. Give a name "
+            "that ends in .csv, .jsonl or .parquet."
+        )
+    write = {".jsonl": _write_lines, ".parquet": _write_parquet, ".tsv": _write_tsv}.get(kind, _write_csv)
     partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
     try:
         try:
@@ -151,12 +184,27 @@ def write_predictions(
     return rows
 
 
-def check_output(output: Path, source: Path | None) -> None:
+def check_output(output: Path, source: Path | None, model: Path | None = None) -> None:
     """Refuse an output that could not be written, before a model is loaded.
 
+    Args:
+        source: the file or folder that is read; nothing is written over it, or into it.
+        model: directory of the model; a file more in it, and it is not the certified one.
+
     Raises:
-        ParameterError: its ending is not known, its folder is not there, or it is the source.
+        ParameterError: its ending is not known, its folder is not there, it is no file, or it belongs to the source or
+            to the model.
     """
+    try:
+        _check_output(output, source, model)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ParameterError(
+            f"--output {shorten(str(output))} cannot be the name of a file ({reason})."
+        ) from None
+
+
+def _check_output(output: Path, source: Path | None, model: Path | None) -> None:
     if output.suffix.lower() not in ENDINGS:
         raise ParameterError(
             f"--output {output} ends in {output.suffix or 'nothing'}; predictions are written as "
@@ -165,10 +213,17 @@ def check_output(output: Path, source: Path | None) -> None:
     if output.is_dir() or not output.parent.is_dir():
         what = "is a folder" if output.is_dir() else f"lies in {output.parent}, which is not there"
         raise ParameterError(f"--output {output} {what}. Give the name of a file in a folder that exists.")
-    if source is not None and output.exists() and source.exists() and output.samefile(source):
+    if output.exists() and not output.is_file():
+        raise ParameterError(f"--output {output} is there and is no file. Give another name.")
+    if source is not None and source.exists() and output.exists() and output.samefile(source):
         raise ParameterError(
             f"--output {output} is the input. Predictions never replace what they are made for."
         )
+    for what, place in (("input", source), ("model", model)):
+        if place is not None and place.is_dir() and output.resolve().is_relative_to(place.resolve()):
+            raise ParameterError(
+                f"--output {output} lies in the {what}, {place}. Give a place outside of it."
+            )
 
 
 @contextmanager
@@ -179,16 +234,25 @@ def _durable(path: Path) -> Iterator[TextIO]:
         os.fsync(file.fileno())
 
 
-def _write_delimited(answers: Iterable[Prediction], names: Sequence[str], path: Path) -> int:
-    rows = 0
-    delimiter = "\t" if ".tsv." in path.name.lower() else ","
+def _write_csv(answers: Iterable[Prediction], names: Sequence[str], path: Path) -> int:
     with _durable(path) as file:
-        writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
-        writer.writerow(["row", "label", *(f"p({name})" for name in names)])
-        for answer in answers:
-            for at, (label, row) in enumerate(zip(answer.labels, answer.probabilities, strict=True)):
-                writer.writerow([answer.first + at, names[label], *(f"{value:.6g}" for value in row)])
-            rows += len(answer.labels)
+        return _write_rows(answers, names, csv.writer(file, lineterminator="\n"))
+
+
+def _write_tsv(answers: Iterable[Prediction], names: Sequence[str], path: Path) -> int:
+    """Quotation marks are text in TSV, here as where it is read."""
+    with _durable(path) as file:
+        writer = csv.writer(file, "excel-tab", lineterminator="\n", quoting=csv.QUOTE_NONE, quotechar=None)
+        return _write_rows(answers, names, writer)
+
+
+def _write_rows(answers: Iterable[Prediction], names: Sequence[str], writer: Any) -> int:
+    rows = 0
+    writer.writerow(["row", "label", *(f"p({name})" for name in names)])
+    for answer in answers:
+        for at, (label, row) in enumerate(zip(answer.labels, answer.probabilities, strict=True)):
+            writer.writerow([answer.first + at, names[label], *(f"{value:.6g}" for value in row)])
+        rows += len(answer.labels)
     return rows
 
 

@@ -174,6 +174,24 @@ def test_nothing_is_written_over(project: Project, exported: Path) -> None:
     assert "is there already" in result.output
 
 
+def test_a_place_that_cannot_be_is_refused(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    before = sorted(project.model.iterdir())
+    for output, message in (
+        (project.model / "inside", "lies in the model itself"),
+        (project.model / "no" / "inside", "lies in the model itself"),
+        (tmp_path / "link", "is there already"),
+        (tmp_path / ("x" * 300), "cannot be the name"),
+    ):
+        result = CliRunner().invoke(
+            cli, ["export", "--output", str(output), "--certificate", str(project.certificate)]
+        )
+        assert isinstance(result.exception, SystemExit)
+        assert message in result.output
+    assert sorted(project.model.iterdir()) == before
+    assert [file.name for file in tmp_path.iterdir()] == ["link"]
+
+
 def test_a_full_disk_leaves_nothing(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
 from raptor import prediction
 from raptor.cli import cli
+from raptor.errors import ParameterError
 from tests.export.world import NAMES, save_model
 from tests.text.reading import put
 
@@ -129,6 +134,9 @@ def test_an_output_that_cannot_be_is_refused_first(model: Path, source: Path, tm
         (tmp_path / "out", "ends in nothing"),
         (tmp_path / "no" / "out.csv", "which is not there"),
         (source, "is the input"),
+        (model / "out.csv", "lies in the model"),
+        (tmp_path / f"{'x' * 300}.csv", "cannot be the name of a file"),
+        (Path("/dev/null/out.csv"), "which is not there"),
     ):
         result = predict(model, source, output)
         assert result.exit_code == 1
@@ -170,3 +178,77 @@ def test_names_that_do_not_fit_the_head_are_refused(model: Path, source: Path, t
     result = predict(other, source, tmp_path / "out.csv")
     assert result.exit_code == 1
     assert "names for 2" in result.output
+
+
+def test_nothing_is_written_into_the_folder_that_is_read(model: Path, source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("a.csv", "b.csv"):
+        (folder / name).write_bytes(source.read_bytes())
+    for name in ("a.csv", "c.csv"):
+        result = predict(model, folder, folder / name)
+        assert result.exit_code == 1
+        assert "lies in the input" in result.output
+    assert (folder / "a.csv").read_bytes() == source.read_bytes()
+
+
+def test_what_is_no_file_is_not_replaced(model: Path, source: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "out.csv")
+    result = predict(model, source, tmp_path / "out.csv")
+    assert result.exit_code == 1
+    assert "is there and is no file" in result.output
+
+
+def answers(names: tuple[str, ...], output: Path) -> str:
+    """What is written of one record whose likeliest class is the first."""
+    shares = np.full((1, len(names)), 0.5 / max(len(names) - 1, 1))
+    shares[0, 0] = 0.5
+    prediction.write_predictions([prediction.Prediction(1, np.array([0]), shares)], names, output)
+    return output.read_text(encoding="utf-8")
+
+
+def test_the_last_ending_decides(tmp_path: Path) -> None:
+    assert answers(("a", "b"), tmp_path / "a.tsv.csv").startswith("row,label,")
+    assert answers(("a", "b"), tmp_path / "a.csv.TSV").startswith("row\tlabel\t")
+
+
+def test_names_of_classes_come_back_as_they_are(tmp_path: Path) -> None:
+    names = ('say "no", please', "b, c", "=1+1", "d'e", "f|g")
+    assert answers(names, tmp_path / "a.tsv").splitlines()[1].split("\t")[1] == names[0]
+    answers(names, tmp_path / "a.csv")
+    assert read_csv(tmp_path / "a.csv")[0]["label"] == names[0]
+    answers(("a\nb", "c\td"), tmp_path / "b.csv")
+    assert read_csv(tmp_path / "b.csv")[0]["label"] == "a\nb"
+    for name in ("a\nb", "a\tb", "a\rb"):
+        with pytest.raises(ParameterError, match="which TSV cannot hold"):
+            answers((name, "c"), tmp_path / "b.tsv")
+    assert not (tmp_path / "b.tsv").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("config.json", None, "not a readable model config"),
+        ("config.json", {"id2label": ["a", "b", "c"]}, "not a readable model config"),
+        ("config.json", {"id2label": {"0": "a", "1": "a", "2": "b"}}, "different names for 2"),
+        ("config.json", {"text_columns": 5}, "names no columns"),
+        ("config.json", {"text_columns": [1]}, "names no columns"),
+        ("config.json", {"text_columns": None}, "names no columns"),
+        ("tokenizer.json", {"added_tokens": 1, "model": {}}, "no usable tokenizer"),
+        ("tokenizer_config.json", {"model_max_length": 10**30}, "no number of tokens"),
+        ("tokenizer_config.json", {"model_max_length": "a"}, "no usable tokenizer|no number of tokens"),
+        ("tokenizer_config.json", {"model_max_length": 0}, "no number of tokens"),
+    ],
+)
+def test_an_edited_model_is_refused_in_words(
+    model: Path, source: Path, tmp_path: Path, name: str, change: dict[str, Any] | None, message: str
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    kept = json.loads((other / name).read_text(encoding="utf-8"))
+    (other / name).write_text("null" if change is None else json.dumps({**kept, **change}), encoding="utf-8")
+    result = predict(other, source, tmp_path / "out.csv")
+    assert isinstance(result.exception, SystemExit)
+    assert result.exit_code == 1
+    assert re.search(message, result.output)
+    assert not (tmp_path / "out.csv").exists()

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raptor.text.problems import RecordError
+from raptor.text.splits import draw_users
 from raptor.text.users import bound_users, user_codes
 
 KEY = b"k" * 32
@@ -50,6 +51,23 @@ def test_two_users_of_as_many_records_do_not_keep_the_same_places() -> None:
         tuple(bound_users(table([name] * 40), 3, KEY)["row"].to_pylist()) for name in ("a", "b", "ab", "é")
     }
     assert len(places) == 4
+
+
+@given(st.lists(st.text(max_size=3), min_size=1, max_size=30, unique=True), st.floats(0, 1))
+def test_no_users_side_depends_on_another_user(names: list[str], fraction: float) -> None:
+    drawn = draw_users(names, fraction, KEY)
+    assert draw_users(names[1:], fraction, KEY).tolist() == drawn[1:].tolist()
+    assert draw_users(names[::-1], fraction, KEY).tolist() == drawn[::-1].tolist()
+
+
+def test_sides_are_by_fair_coins_and_a_matter_of_the_key() -> None:
+    names = [str(number) for number in range(4000)]
+    drawn = draw_users(names, 0.3, KEY)
+    assert abs(drawn.mean() - 0.3) < 0.04
+    assert (drawn != draw_users(names, 0.3, b"o" * 32)).any()
+    assert (draw_users(names, 0.3) != draw_users(names, 0.3)).any()
+    assert not draw_users(names, 0.0, KEY).any()
+    assert draw_users(names, 1.0, KEY).all()
 
 
 def test_records_without_users_are_refused() -> None:

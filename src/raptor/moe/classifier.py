@@ -36,7 +36,7 @@ def load_encoder(directory: Path | str) -> PreTrainedModel:
         raise ModelError(f"{place} is not a model directory: it has no config.json.")
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(place, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{place / 'config.json'} is not a readable model config: {error}") from error
     is_upcycled = Upcycling.read(config) is not None
     if not is_upcycled and config.model_type not in ENCODERS:

@@ -23,7 +23,7 @@ from raptor.text.labels import Meaning, interpret
 from raptor.text.problems import Findings, Place, RecordError
 from raptor.text.report import DataReport
 from raptor.text.sources import Source, open_source
-from raptor.text.splits import SPLITS, TEST, TRAIN, VALIDATION, draw_held_out
+from raptor.text.splits import SPLITS, TEST, TRAIN, VALIDATION, draw_held_out, draw_users
 
 NO_LABEL = -1
 SCHEMA = pa.schema(
@@ -220,9 +220,8 @@ class _Assembly:
             drawn = draw_held_out(len(self.splits), fraction, self.rules.split_key)
         else:
             # All records of a user go to one side, else models would be measured on people they have seen.
-            drawn = draw_held_out(len(users.dictionary), fraction, self.rules.split_key)[
-                users.indices.to_numpy(zero_copy_only=False)
-            ]
+            sides = draw_users(users.dictionary.to_pylist(), fraction, self.rules.split_key)
+            drawn = sides[users.indices.to_numpy(zero_copy_only=False)]
         training = self.splits == SPLITS.index(TRAIN)
         self.splits[training & drawn] = SPLITS.index(VALIDATION)
         for split, side in ((VALIDATION, "held-out set"), (TRAIN, "training set")):

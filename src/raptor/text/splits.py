@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +54,7 @@ def draw_held_out(records: int, fraction: float, key: bytes | None = None) -> ND
     the records the draw is the same whenever they are read, as long as a training needs them.
 
     Args:
-        records: number of records (or of users, when users are the unit).
+        records: number of records.
         fraction: probability of being held out, in [0, 1].
         key: from the system's randomness, as private as the records; None draws anew.
 
@@ -64,7 +65,34 @@ def draw_held_out(records: int, fraction: float, key: bytes | None = None) -> ND
     drawn_bytes = (
         secrets.token_bytes(8 * records) if key is None else hashlib.shake_256(key).digest(8 * records)
     )
-    words = np.frombuffer(drawn_bytes, dtype=np.uint64)
+    return _below(drawn_bytes, fraction)
+
+
+def draw_users(names: Sequence[str], fraction: float, key: bytes | None = None) -> NDArray[np.bool_]:
+    """Which users are held out: a coin each, by a private key and the user's own name.
+
+    Guarantee: nothing is released. A user who comes or goes moves no other one's side, also between runs that share a
+    key, where coins by place would be dealt out anew.
+
+    Args:
+        names: of the users, each once.
+        fraction: probability of being held out, in [0, 1].
+        key: from the system's randomness, as private as the records; None draws anew.
+
+    Returns:
+        (users,) bool.
+    """
+    key = secrets.token_bytes(32) if key is None else key
+    own = [
+        hashlib.blake2b(name.encode(), key=key, person=b"raptor-held-out", digest_size=8).digest()
+        for name in names
+    ]
+    return _below(b"".join(own), fraction)
+
+
+def _below(random: bytes, fraction: float) -> NDArray[np.bool_]:
+    """Whether each word of eight bytes, as a number from 0 to 1, is below the fraction."""
+    words = np.frombuffer(random, dtype=np.uint64)
     # 53 bits, so that the comparison is exact in float64.
     drawn: NDArray[np.bool_] = (words >> np.uint64(11)).astype(np.float64) / 2.0**53 < fraction
     return drawn

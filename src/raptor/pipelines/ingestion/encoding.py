@@ -28,7 +28,8 @@ def load_tokenizer(base_model: Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(base_model, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    # Of a file that is JSON and no tokenizer, the library says so by whatever it stumbles over.
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ModelError(
             f"{base_model} holds no usable tokenizer ({error}). Save one beside the model."
         ) from error
