@@ -139,6 +139,14 @@ class ExpertLinear:
             result.add_(grouped_product(low, self.update.up, bounds), alpha=self.update.scale)
         return result
 
+    def one(self, rows: Tensor, expert: int) -> Tensor:
+        """(rows, in) -> (rows, out) of one expert, without a graph."""
+        result = rows @ self.weight.of(expert).to(rows.dtype).t()
+        if self.update is not None:
+            down, up = (stack.of(expert).to(rows.dtype).t() for stack in (self.update.down, self.update.up))
+            result.addmm_(rows @ down, up, alpha=self.update.scale)
+        return result
+
     def backward(self, gradient: Tensor, bounds: Sequence[int]) -> Tensor:
         """Gradient of the outputs (rows, out) -> gradient of the inputs (rows, in)."""
         result = grouped_product(gradient, self.weight, bounds, transposed=True)

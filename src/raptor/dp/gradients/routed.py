@@ -63,8 +63,8 @@ class _OneByOne(torch.autograd.Function):
         for expert, (start, end) in enumerate(pairwise(bounds)):
             chosen = token[start:end]
             rows = hidden.index_select(0, chosen)
-            between = rows @ bank.first.weight.of(expert).t()
-            outer = bank.activate(between) @ bank.second.weight.of(expert).t()
+            between = bank.first.one(rows, expert)
+            outer = bank.second.one(bank.activate(between), expert)
             if any(ctx.needs_input_grad):
                 kept.append((between, outer))
                 outer = outer * weight[start:end, None]

@@ -112,17 +112,28 @@ class ExpertsTap(Tap):
         return rows, combine(hidden, assignment, outer)
 
     def _run_alone(self, hidden: Tensor, assignment: Assignment) -> tuple[_Rows, Tensor]:
-        bank = self._bank
+        """Without a graph, one expert after the other, so that only rows that count are held for longer."""
+        bank, owned = self._bank, None
+        kept: tuple[list[Tensor], list[Tensor]] = ([], [])
         with torch.no_grad():
-            inputs = _as_autocast(hidden.index_select(0, assignment.token))
-            between = bank.first.forward(inputs, assignment.bounds)
-            outer = bank.second.forward(bank.activate(between), assignment.bounds)
-            output = combine(hidden, assignment, outer)
+            counted = assignment
             if self._pass.owners is not None:
-                chosen = self._owned(assignment)
-                assignment = assignment.select(chosen)
-                inputs, between = inputs.index_select(0, chosen), between.index_select(0, chosen)
-        return _Rows(assignment, (inputs, between)), output.requires_grad_()
+                owned = self._owned(assignment)
+                counted = assignment.select(owned)
+            output = torch.zeros_like(hidden)
+            for expert, (start, end) in enumerate(pairwise(assignment.bounds)):
+                token = assignment.token[start:end]
+                rows = _as_autocast(hidden.index_select(0, token))
+                between = bank.first.one(rows, expert)
+                outer = bank.second.one(bank.activate(between), expert)
+                weighted = outer * assignment.weight[start:end, None]
+                output.index_add_(0, token, weighted.to(hidden.dtype))
+                if owned is not None:
+                    inside = owned[counted.bounds[expert] : counted.bounds[expert + 1]] - start
+                    rows, between = rows.index_select(0, inside), between.index_select(0, inside)
+                kept[0].append(rows)
+                kept[1].append(between)
+        return _Rows(counted, (torch.cat(kept[0]), torch.cat(kept[1]))), output.requires_grad_()
 
     def _records_of(self, assignment: Assignment) -> Tensor:
         return torch.div(assignment.token, self._pass.tokens, rounding_mode="floor")
