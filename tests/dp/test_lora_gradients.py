@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from raptor.accounting.types import Unit
 from raptor.dp.clipping import ClippingRule
 from raptor.dp.gradients.engine import JointGradients, OwnerExpertGradients
-from raptor.dp.records import Batch
+from raptor.dp.records import Batch, EncodedRecords
 from raptor.moe.adapters import lora_parameters
 from raptor.moe.families import sparse_layer
 from raptor.moe.ownership import assign_owners
 from raptor.moe.roles import expert_parameters
 from raptor.moe.routing import record_votes
+from raptor.pipelines.training.records import user_groups
 from tests.dp import oracle
 from tests.dp.engines import EVERY_FAMILY
 from tests.dp.float64 import keep_float64
@@ -114,6 +116,33 @@ def test_a_record_that_is_not_finite_harms_no_other(role) -> None:
         model.encoder.get_input_embeddings().weight[49] = float("nan")
     found = engine.clipped_sum(Batch(ids, batch.attention_mask, batch.labels, batch.owners), rule).tensors
     assert error_of(found, expected) <= 1e-9
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize(
+    "family",
+    [name if name == "olmoe" else pytest.param(name, marks=pytest.mark.exhaustive) for name in FAMILY_NAMES],
+)
+def test_users_have_the_mean_of_their_records(family, role) -> None:
+    """Users of one, two and three records, not in order, whose adapters are clipped once."""
+    users = torch.tensor([0, 1, 0, 2, 2, 2, 1, 0, 3])
+    model = adapted(family)
+    ids, mask, labels = tiny_batch(records=len(users), tokens=6)
+    votes = record_votes(model.encoder, ids, mask)[LAYER]
+    owners = assign_owners(torch.zeros(4, votes.shape[1], dtype=votes.dtype).index_add_(0, users, votes))
+    records = EncodedRecords(ids.int(), mask.sum(1), labels, owners, user_groups(users.numpy()))
+    engine = engine_for(model, role)
+    truth = []
+    for user in range(4):
+        own = (users == user).nonzero().squeeze(1)
+        batch = Batch(ids[own], mask[own], labels[own], owners[user].repeat(len(own)))
+        layers = (LAYER,) if role == "expert" else ()
+        parts = oracle.record_gradients(model, engine.parameters, batch, owner_layers=layers)
+        truth.append({name: sum(part[name] for part in parts) / len(own) for name in parts[0]})
+    rule = ClippingRule(float(oracle.norms(truth).median()) + 1e-12, unit=Unit.USER)
+    found = engine.clipped_sum(records.take(torch.arange(4), torch.device("cpu")), rule).tensors
+    # Looser than for records: means of several passes are compared.
+    assert error_of(found, oracle.clipped_sum(truth, rule)) <= 10 * TOLERANCE[torch.float64]
 
 
 PEFT_TARGETS = {"switch_transformers": ["q", "v"], "deepseek_v2": ["kv_b_proj", "o_proj"]}

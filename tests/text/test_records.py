@@ -6,6 +6,8 @@ import inspect
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from raptor.text.lengths import remark_cut
 from raptor.text.problems import RecordError
 from raptor.text.records import SCHEMA
 from raptor.text.splits import draw_held_out, normal_split, split_of_name
+from raptor.text.tables import EXACT
 from tests.pipelines.directories import save_tokenizer
 from tests.text.reading import put, read, texts, warned
 
@@ -167,6 +170,41 @@ def test_a_draw_that_takes_a_whole_class_stops_without_a_count(
     monkeypatch.setattr(records, "draw_held_out", lambda count, *_: np.arange(count) >= 18)
     with pytest.raises(RecordError, match=r"column 'label': no training record has this label\. The draw"):
         read(path, held_out_fraction=0.5)
+
+
+@pytest.mark.parametrize("name", ["1.23457E+17", "1.2345678901234568e+16", "1,5E+12", "9007199254740993.0"])
+def test_users_who_are_rounded_numbers_are_refused(tmp_path: Path, name: str) -> None:
+    """Several people would count as one, and none of them would be protected."""
+    path = put(tmp_path, "a.tsv", f"text\tlabel\tu\na\t0\tx\nb\t1\t{name}\n")
+    with pytest.raises(RecordError, match="line 3, column 'u': the user is a rounded number") as caught:
+        read(path, user="u")
+    assert name not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()])
+def test_users_in_a_column_that_cannot_tell_them_apart_are_refused(tmp_path: Path, kind: pa.DataType) -> None:
+    exact = EXACT[kind]
+    for last, usable in ((exact - 1, True), (exact, False)):
+        numbers = pa.array([1.0, None, float(last)], pa.float64()).fill_null(2.0).cast(kind)
+        table = pa.table({"text": ["a", "b", "c"], "label": [0, 1, 0], "u": numbers})
+        pq.write_table(table, tmp_path / "a.parquet")
+        if usable:
+            found = read(tmp_path / "a.parquet", user="u").table["user"].to_pylist()
+            assert found == ["1", "2", str(last)]
+        else:
+            with pytest.raises(RecordError, match="record 3, column 'u': the number is too large"):
+                read(tmp_path / "a.parquet", user="u")
+
+
+def test_users_of_many_digits_are_whole_in_text_and_json(tmp_path: Path) -> None:
+    people = ["12345678901234567", "12345678901234568", "1e5", "123.0"]
+    rows = "".join(f"t{n},{n % 2},{user}\n" for n, user in enumerate(people))
+    assert read(put(tmp_path, "a.csv", "text,label,u\n" + rows), user="u").report.users == 4
+    lines = "".join(f'{{"text": "t{n}", "label": {n}, "u": {user}}}\n' for n, user in enumerate(people[:2]))
+    assert read(put(tmp_path, "a.jsonl", lines), user="u").report.users == 2
+    lines = "".join(f'{{"text": "t{n}", "label": {n}, "u": {user}.0}}\n' for n, user in enumerate(people[:2]))
+    with pytest.raises(RecordError, match="the user is a rounded number"):
+        read(put(tmp_path, "b.jsonl", lines), user="u")
 
 
 def test_users_are_needed_and_named(tmp_path: Path) -> None:

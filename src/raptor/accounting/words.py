@@ -84,12 +84,13 @@ def statement(ledger: Ledger, bound: EpsilonBound, split: float, search: Epsilon
         )
     if ledger.status == "incomplete":
         sentences.append(_stopped(ledger))
+    others = "all other records" if plan.unit is Unit.RECORD else "all records of all other users"
     sentences += [
         f"All releases of the ledger together are ({round_up(bound.epsilon)}, {plan.delta:g})-differentially private "
         f"when {change}.",
         "In words: whatever somebody does with the released model, the probability of any outcome grows by at "
         f"most the factor {_factor(bound.epsilon)} when {change}, except with probability {plan.delta:g}.",
-        f"Somebody who knows all other records and guesses, at even odds, whether one {plan.unit.value} was used "
+        f"Somebody who knows {others} and guesses, at even odds, whether one {plan.unit.value} was used "
         f"for training is right in at most {_success(bound.epsilon, plan.delta)} % of the cases.",
         f"All streams ({', '.join(total.planned.name for total in ledger.totals)}) are counted together in one "
         "ledger; what is reserved for evaluation and diagnostics is counted whether it is used or not.",

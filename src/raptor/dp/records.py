@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from raptor.accounting.types import Unit
 from raptor.errors import DataError
 
 # Labels of rows that count for nothing, as the losses have it.
@@ -101,6 +102,28 @@ class EncodedRecords:
                     f"A record has a {what} that the model does not have: label names, records and owners come "
                     "from different runs. Run the ingestion stage again."
                 )
+
+    def require_unit(self, unit: Unit, what: str = "training data", most: int | None = None) -> None:
+        """Refuse data that were read for another unit of privacy, of which a unit would move more than is charged.
+
+        Args:
+            unit: of the privacy plan.
+            what: the data, in words.
+            most: records of one user, at most; None for any number.
+
+        Raises:
+            DataError: the data and the plan come from different runs.
+        """
+        if (unit is Unit.USER) != (self.groups is not None):
+            found = "records" if self.groups is None else "users"
+        elif self.groups is not None and most is not None and self.groups.shape[1] > most:
+            found = f"users with more than {most} record"
+        else:
+            return
+        raise DataError(
+            f"The privacy plan protects one {unit}, but the {what} come as {found}. Run the ingestion stage again with "
+            "the present privacy.unit."
+        )
 
     def take(self, indices: Tensor, device: torch.device) -> Batch:
         """The units at `indices`, their records cut to the longest of them.

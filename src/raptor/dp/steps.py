@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from raptor.accounting.types import Release, Unit
+from raptor.accounting.types import Release
 from raptor.dp.clipping import ClippingRule
 from raptor.dp.config import TrainingConfig
 from raptor.dp.gradients.engine import GradientEngine
@@ -19,7 +19,6 @@ from raptor.dp.optimizer import ReleaseOptimizer
 from raptor.dp.records import EncodedRecords
 from raptor.dp.sampling import PoissonSampler
 from raptor.dp.state import StreamState
-from raptor.errors import DataError
 from raptor.moe.classifier import MoEClassifier
 
 
@@ -52,12 +51,7 @@ class PrivateStream:
         physical_batch_size: int,
         device: torch.device,
     ) -> None:
-        if (rule.unit is Unit.USER) != (records.groups is not None):
-            found = "records" if records.groups is None else "users"
-            raise DataError(
-                f"The privacy plan protects one {rule.unit}, but the training data come as {found}. Run the ingestion "
-                "stage again with the present privacy.unit."
-            )
+        records.require_unit(rule.unit)
         self._sampler = sampler
         self._engine = engine
         self._rule = rule

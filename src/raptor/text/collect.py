@@ -27,6 +27,11 @@ CONTROLS = (
 ZEROS = "texts with zero characters"
 ODD = re.compile("[\x00\x80-\x9f\ufeff\ufffd]")
 BYTE_ORDER_MARK = "\ufeff"
+# As spreadsheets write long numbers, 1.23E+17, and as programs write numbers that once were missing, 123.0.
+SCIENTIFIC = re.compile(r"[+-]?[0-9]+(?:[.,][0-9]+)?[eE]\+[0-9]+")
+POINT_ZERO = re.compile(r"([0-9]+)\.0+")
+# From here on, floating-point numbers leave whole numbers out.
+EXACT = 2**53
 
 
 @dataclass
@@ -134,8 +139,23 @@ class Collected:
                     advice="Every record needs the user it belongs to; a word for a missing value is none.",
                     value=value,
                 )
+            # Long numbers that a program has rounded: several people have become one, and none would be protected.
+            if _is_rounded(name) or (isinstance(value, float) and abs(value) >= EXACT):
+                raise RecordError(
+                    "the user is a rounded number, under which several people may stand.",
+                    place=batch.place(row),
+                    column=self.columns.user,
+                    advice="Write users as text, with all their digits, from where the numbers still are exact.",
+                    value=value,
+                )
             names.append(name)
         return pa.array(_strings_only(names, "".join(names), batch, self.findings), pa.string())
+
+
+def _is_rounded(name: str) -> bool:
+    """Whether a name is a number that a program has written with fewer digits than it may have had."""
+    whole = POINT_ZERO.fullmatch(name)
+    return SCIENTIFIC.fullmatch(name) is not None or (whole is not None and int(whole.group(1)[:20]) >= EXACT)
 
 
 def _known(codes: Mapping[Any, int], values: list[Any]) -> list[int] | None:

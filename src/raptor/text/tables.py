@@ -151,6 +151,10 @@ def class_names(schema: pa.Schema, column: str) -> tuple[str, ...] | None:
     return tuple(names) if whole and len(set(names)) == len(names) else None
 
 
+# From here on, a type of floating-point numbers leaves whole numbers out.
+EXACT = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
+
+
 def table_batches(
     batches: Iterable[pa.RecordBatch],
     schema: pa.Schema,
@@ -243,7 +247,8 @@ def _values(column: pa.Array, made: Batch, role: str, name: str, encoding: str) 
             _decode(value, made, row, name, "utf-8") for row, value in enumerate(column.cast(pa.binary()))
         ]
     if pa.types.is_floating(column.type) or pa.types.is_decimal(column.type):
-        return [_whole(value, made, row, name) for row, value in enumerate(values)]
+        exact = EXACT.get(column.type)
+        return [_whole(value, made, row, name, exact) for row, value in enumerate(values)]
     if pa.types.is_boolean(column.type):
         return [None if value is None else str(value).lower() for value in values]
     return values
@@ -262,8 +267,14 @@ def _decode(value: Any, made: Batch, row: int, name: str, encoding: str) -> str 
         ) from None
 
 
-def _whole(value: float | Decimal | None, made: Batch, row: int, name: str) -> int | None:
-    """Integers that became floating-point numbers because one was missing."""
+def _whole(
+    value: float | Decimal | None, made: Batch, row: int, name: str, exact: int | None = None
+) -> int | None:
+    """Integers that became floating-point numbers because one was missing.
+
+    Args:
+        exact: from here on the column's type does not hold every whole number; None where it does.
+    """
     if value is None or math.isnan(value):
         return None
     if not math.isfinite(value) or value != int(value):
@@ -272,6 +283,14 @@ def _whole(value: float | Decimal | None, made: Batch, row: int, name: str) -> i
             place=made.place(row),
             column=name,
             advice=UNUSABLE_LABELS,
+            value=value,
+        )
+    if exact is not None and not -exact < value < exact:
+        raise RecordError(
+            "the number is too large for a column of floating-point numbers, where two numbers may have become one.",
+            place=made.place(row),
+            column=name,
+            advice="Write the column as whole numbers or as strings, from where they still are exact.",
             value=value,
         )
     return int(value)

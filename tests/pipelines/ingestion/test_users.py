@@ -15,11 +15,12 @@ import torch
 from raptor.accounting.certificate import build_certificate
 from raptor.accounting.ledger import compose_ledger
 from raptor.accounting.plan import PrivacyPlan, read_plan
+from raptor.accounting.types import Unit
 from raptor.dp.config import PrivacyConfig, TrainingConfig
 from raptor.dp.plan import EXPERT, SHARED
 from raptor.dp.streams import RandomSource
 from raptor.dp.training import Trainer
-from raptor.errors import BudgetError
+from raptor.errors import BudgetError, DataError
 from raptor.moe.classifier import MoEClassifier, load_encoder
 from raptor.moe.ownership import assign_owners
 from raptor.moe.routing import record_votes
@@ -33,7 +34,7 @@ from raptor.pipelines.ingestion.nodes import (
     read_records,
 )
 from raptor.pipelines.training.nodes import plan_privacy, train_raptor
-from raptor.pipelines.training.records import encoded_records
+from raptor.pipelines.training.records import encoded_records, held_out_records
 from raptor.text.users import bound_users
 from tests.pipelines.directories import WORDS, save_base_model
 from tests.text.reading import put
@@ -101,7 +102,21 @@ def test_users_are_bounded_and_numbered(everyone: Any) -> None:
     assert f"of each user at most {MOST} training records are used" in constants["taken_as_public"][-1]
     # Three records of each of 30 people; one of each is left.
     assert len(held_out) == 30
-    assert held_out.column_names == ["input_ids", "label"]
+    assert sorted(held_out["user"].to_pylist()) == list(range(30))
+
+
+def test_held_out_records_must_be_of_the_plans_unit(everyone: Any) -> None:
+    (_, held_out), _, _ = everyone
+    people, records = datasets.Dataset(held_out), datasets.Dataset(held_out.drop_columns(["user"]))
+    assert len(held_out_records(people, Unit.USER)) == len(held_out_records(records, Unit.RECORD)) == 30
+    twice = datasets.Dataset(pa.concat_tables([held_out, held_out]))
+    for wrong, unit, found in (
+        (records, Unit.USER, "records"),
+        (people, Unit.RECORD, "users"),
+        (twice, Unit.USER, "users with more than 1 record"),
+    ):
+        with pytest.raises(DataError, match=f"the held-out data come as {found}"):
+            held_out_records(wrong, unit)
 
 
 def test_a_users_owner_is_by_the_votes_of_all_its_tokens(everyone: Any, base_model: Path) -> None:

@@ -39,7 +39,7 @@ def train_baselines(
     from raptor.pipelines.evaluation.baselines import baseline_tables, results_to_json
     from raptor.pipelines.evaluation.consistency import require_scope
     from raptor.pipelines.training.planning import require_planned
-    from raptor.pipelines.training.records import encoded_records
+    from raptor.pipelines.training.records import encoded_records, held_out_records
 
     scope = evaluation_scope(evaluation, str(public_constants["source"]))
     plan = read_plan(privacy_plan)
@@ -50,7 +50,7 @@ def train_baselines(
         base_model,
         len(label_names),
         encoded_records(private_train, None, None),
-        encoded_records(private_heldout, None, None),
+        held_out_records(private_heldout, plan.unit),
         plan,
         layer_plan,
         public_constants,
@@ -84,7 +84,7 @@ def evaluate_model(
 
     Raises:
         BudgetError: the plan has reserved no, or too few, releases for this evaluation.
-        DataError: the baselines were made with other parameters.
+        DataError: the baselines were made with other parameters, or the held-out records for another unit of privacy.
     """
     from raptor.accounting.plan import read_plan
     from raptor.dp.plan import EVALUATION
@@ -95,7 +95,7 @@ def evaluate_model(
     from raptor.pipelines.evaluation.consistency import require_certified, require_scope
     from raptor.pipelines.evaluation.noise import release_tables
     from raptor.pipelines.evaluation.scoring import score_model
-    from raptor.pipelines.training.records import encoded_records
+    from raptor.pipelines.training.records import held_out_records
     from raptor.reporting.comparison import EXACT, NOT_MEASURABLE, compare, metrics_to_json
     from raptor.reporting.methods import RAPTOR
 
@@ -112,7 +112,7 @@ def evaluate_model(
         )
     own = score_model(
         model,
-        encoded_records(private_heldout, None, None),
+        held_out_records(private_heldout, plan.unit),
         evaluation.calibration_bins,
         evaluation.batch_size,
         resolve_device(training.device),
@@ -169,6 +169,7 @@ def release_diagnostics(
     require_planned(plan, training)
     require_certified(plan, privacy_ledger, raptor_model)
     records = encoded_records(private_train, owner_partition, plan.layer)
+    records.require_unit(plan.unit)
     tallies = exact_tallies(MoEClassifier.from_pretrained(raptor_model), records, plan, training)
     content = release_once(
         plan.stream(DIAGNOSTICS),

@@ -85,7 +85,7 @@ def encode_splits(
 
     Returns:
         Two tables with the columns ``input_ids`` (unpadded, at most ``max_length``) and ``label``; where users are
-        the unit, the first one has the column ``user`` as well, numbers from 0.
+        the unit, both have the column ``user`` as well, numbers from 0.
 
     Raises:
         ParameterError: ``max_length`` leaves no room for text.
@@ -122,10 +122,13 @@ def encode_splits(
         read = records.select(["text", "text_pair", "label"])
         return cache.get(cache.name(read, base_model, config.max_length), make)
 
-    train = encoded(trained, TRAIN)
+    splits = encoded(trained, TRAIN), encoded(measured, held_out)
     if unit == "user":
-        train = train.append_column(USER, pa.array(user_codes(trained)))
-    return train, encoded(measured, held_out)
+        return tuple(
+            table.append_column(USER, pa.array(user_codes(records)))
+            for table, records in zip(splits, (trained, measured), strict=True)
+        )
+    return splits
 
 
 def assign_record_owners(

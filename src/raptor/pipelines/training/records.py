@@ -9,6 +9,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
+from raptor.accounting.types import Unit
 from raptor.dp.records import EncodedRecords
 from raptor.errors import DataError
 
@@ -43,6 +44,21 @@ def encoded_records(split: Any, owners: Any | None, layer: int | None) -> Encode
             _column(owners, f"layer_{layer}", "owner partition").to_numpy().astype(np.int64)
         )
     return EncodedRecords(ids, lengths, labels, owner, groups)
+
+
+def held_out_records(split: Any, unit: Unit) -> EncodedRecords:
+    """Tensors of the held-out split, of which one unit moves a table by what one record moves it.
+
+    Args:
+        split: `datasets.Dataset`.
+        unit: of the privacy plan.
+
+    Raises:
+        DataError: see `encoded_records`; or the split was read for another unit of privacy.
+    """
+    records = encoded_records(split, None, None)
+    records.require_unit(unit, "held-out data", most=1)
+    return records
 
 
 def user_groups(users: NDArray[np.int64]) -> torch.Tensor:
