@@ -25,6 +25,7 @@ from raptor.moe.classifier import MoEClassifier, load_encoder
 from raptor.moe.ownership import assign_owners
 from raptor.moe.routing import record_votes
 from raptor.pipelines.evaluation.config import EvaluationConfig
+from raptor.pipelines.evaluation.scoring import score_model
 from raptor.pipelines.ingestion.config import IngestionConfig
 from raptor.pipelines.ingestion.encoding import labelled
 from raptor.pipelines.ingestion.nodes import (
@@ -117,6 +118,19 @@ def test_held_out_records_must_be_of_the_plans_unit(everyone: Any) -> None:
     ):
         with pytest.raises(DataError, match=f"the held-out data come as {found}"):
             held_out_records(wrong, unit)
+
+
+def test_scores_of_people_are_those_of_their_records(everyone: Any, base_model: Path) -> None:
+    (_, held_out), _, _ = everyone
+    model = MoEClassifier.from_encoder(base_model, 3)
+    torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
+    tables = [
+        score_model(model, held_out_records(datasets.Dataset(table), unit), 5, 7, torch.device("cpu"), "")
+        for table, unit in ((held_out, Unit.USER), (held_out.drop_columns(["user"]), Unit.RECORD))
+    ]
+    assert tables[0].confusion.sum() == 30
+    assert (tables[0].confusion == tables[1].confusion).all()
+    assert (tables[0].reliability.round(4) == tables[1].reliability.round(4)).all()
 
 
 def test_a_users_owner_is_by_the_votes_of_all_its_tokens(everyone: Any, base_model: Path) -> None:
