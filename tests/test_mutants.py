@@ -50,7 +50,7 @@ def test_the_limit_follows_what_the_tests_take_without_a_fault() -> None:
     assert whole.limit_s(["a.py::test_x[2]", "a.py::test_none"]) == BASE_S + 3 * MULTIPLE
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_runner_tells_caught_from_not_caught_and_from_a_broken_list(repository: Path) -> None:
     script = textwrap.dedent(
         """

@@ -132,7 +132,11 @@ def test_a_later_stage_without_the_source_still_treats_the_records_as_private(pr
 
 @pytest.mark.parametrize(
     "change",
-    ["training.cycles=4", "training.shared.clipping_norm=0.5", "training.randomness=seeded,training.seed=1"],
+    [
+        "training.cycles=4",
+        pytest.param("training.shared.clipping_norm=0.5", marks=pytest.mark.exhaustive),
+        pytest.param("training.randomness=seeded,training.seed=1", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_training_by_other_parameters_than_the_plan_spends_nothing(project, change) -> None:
     before = journals(project)

@@ -15,11 +15,14 @@ from tests.whole.project import Project
 
 pytestmark = pytest.mark.slow
 
+# The default, given here so that the number of releases is known.
+SHARED_STEPS = 4
 SMALL = ",".join(
     [
         "ingestion.records=2400",
         "selection.corpus_records=600",
         "training.cycles=6",
+        f"training.shared.steps_per_cycle={SHARED_STEPS}",
         "training.batch_size=64",
         "training.threads=1",
     ]
@@ -125,7 +128,7 @@ def test_the_ledger_has_every_step_of_both_streams(project) -> None:
         for line in (project.root / "data/06_models/release_log.jsonl").read_text().splitlines()
     ]
     text = json.dumps(lines)
-    assert text.count('"stream": "shared"') == 18
+    assert text.count('"stream": "shared"') == 6 * SHARED_STEPS
     assert text.count('"stream": "expert"') == 6
 
 
