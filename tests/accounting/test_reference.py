@@ -98,7 +98,7 @@ def composition_epsilon(block: dict[str, Any], row: dict[str, Any]) -> None:
         events = [Event(block["q"], row[kind][key], block["T_each"]) for key in ("sigma_s", "sigma_e")]
         found = cost(events, block["delta"])
         if kind == "pld":
-            pytest.param(check, id=name, marks=_marks(name))
+            within(found, row[kind]["joint_eps_same_sigma"], GRID)
         else:
             assert (
                 found
@@ -254,7 +254,7 @@ def found_checks() -> list[Any]:
     """All checks as parameters of one test; what is wrong with the file fails it as well."""
     try:
         return [
-            pytest.param(check, id=name, marks=[pytest.mark.slow] * ("noise" in name))
+            pytest.param(check, id=name, marks=_marks(name))
             for name, check in checks()
         ]
     except (AssertionError, KeyError, TypeError) as problem:
