@@ -253,10 +253,7 @@ def _marks(name: str) -> list[pytest.MarkDecorator]:
 def found_checks() -> list[Any]:
     """All checks as parameters of one test; what is wrong with the file fails it as well."""
     try:
-        return [
-            pytest.param(check, id=name, marks=_marks(name))
-            for name, check in checks()
-        ]
+        return [pytest.param(check, id=name, marks=_marks(name)) for name, check in checks()]
     except (AssertionError, KeyError, TypeError) as problem:
         return [pytest.param(problem, id="unknown")]
 
