@@ -19,8 +19,8 @@ FAULTS = (
     Fault(
         "users may be trained on as single records",
         "dp/steps.py",
-        "if (rule.unit is Unit.USER) != (records.groups is not None):",
-        "if False:",
+        "        records.require_unit(rule.unit)\n",
+        "",
         in_file(UNITS, "test_plan_and_data_must_be_of_one_unit"),
     ),
     Fault(
