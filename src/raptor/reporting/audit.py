@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 NOT_RUN = (
     "No audit of this run is there. `kedro run --pipelines audit` attacks its mechanism with made-up records, at no "
-    "cost of budget; `kedro run --nodes write_report` then puts the result here."
+    "cost of budget; `kedro run --nodes certify,write_report` then puts the result here."
 )
 
 

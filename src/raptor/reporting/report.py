@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, hypot
 from typing import TYPE_CHECKING, Any
 
 from raptor.reporting import words
@@ -154,19 +154,17 @@ def big_numbers(comparison: Comparison, guarantee: Guarantee) -> list[BigNumber]
                 f"± {200 * comparison.kept.standard_error:.0f} points, two standard errors",
             )
         )
-    elif not _is_sharp(ours):
-        numbers.append(
-            BigNumber("unclear", "gain over the largest class", "the noise may be larger than the gain")
-        )
+        return numbers
+    gain, error = ours.value - floor.value, hypot(ours.standard_error, floor.standard_error)
+    if gain <= 2 * error:
+        number = BigNumber("unclear", "gain over the largest class", "the noise may be larger than the gain")
     else:
-        numbers.append(
-            BigNumber(
-                f"{words.points(ours.value - floor.value)}",
-                "points over the largest class",
-                "training without privacy was not run",
-            )
+        number = BigNumber(
+            words.points(gain),
+            "points over the largest class",
+            f"± {200 * error:.1f} points; training without privacy was not run",
         )
-    return numbers
+    return [*numbers, number]
 
 
 def _is_sharp(accuracy: Estimate) -> bool:

@@ -117,7 +117,8 @@ def train_raptor(
             random_source(training),
             lambda salt: run_identity(plan, training, base_model, records, device, salt),
         )
-        logger.log(logging.INFO if training.resume == "auto" else logging.WARNING, "%s", words)
+        is_plain = training.resume == "auto" and not run.is_resumed
+        logger.log(logging.INFO if is_plain else logging.WARNING, "%s", words)
         with run.journal as journal:
             trainer = Trainer(model, records, plan, training, run.randomness, journal)
             logger.info("%s", trainer.trainable.table())
