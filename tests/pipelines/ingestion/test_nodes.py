@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pyarrow as pa
@@ -172,6 +173,29 @@ def test_owners_stay_when_another_record_leaves(
         kept = [row for row in range(180) if row != gone]
         left = assign_record_owners(datasets.Dataset(splits[0].take(kept)), base_model, plan, config)
         assert left["layer_1"].to_pylist() == [whole[row] for row in kept]
+
+
+@pytest.mark.parametrize("kept", [1, 5, 39])
+def test_votes_move_with_their_company_by_float64_rounding_alone(
+    base_model: Path, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randint(2, 30, (40, 6), generator=generator).tolist()
+    seen: list[torch.Tensor] = []
+
+    def watched(*given: Any, **options: Any) -> dict[int, torch.Tensor]:
+        found = record_votes(*given, **options)
+        seen.append(found[1])
+        return found
+
+    monkeypatch.setattr(owners, "record_votes", watched)
+    for part in (rows, rows[:kept]):
+        owners.record_owners(
+            pa.chunked_array([pa.array(part, pa.list_(pa.int32()))]), base_model, [1], "weight"
+        )
+    whole, few = seen
+    assert (whole[:kept] - few).abs().max() < 1e-13
+    assert (whole - whole.float().double()).abs().max() > 1e-10, "these votes were made in float32"
 
 
 def test_no_forward_pass_holds_padding(

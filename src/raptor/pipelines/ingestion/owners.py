@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
+from transformers import PreTrainedModel
 
 from raptor.errors import ModelError
 from raptor.moe.classifier import load_encoder
@@ -32,7 +34,10 @@ def record_owners(
     """Owners of encoded records, or of users, in some sparse layers.
 
     Records of equal length share a forward pass, so no pass holds padding: the pass that decides a record's
-    owner has a shape that does not depend on other records' lengths.
+    owner has a shape that does not depend on other records' lengths. Products are summed in another order when the
+    number of records or of an expert's tokens in a pass is another, so passes are made in float64, where that moves a
+    vote by some 1e-15, and votes are rounded to float32 before they are compared: equal ones stay equal, and others
+    that this could turn are far rarer than any delta.
 
     Args:
         tokens: list<int32> of the token ids of each record, unpadded.
@@ -48,7 +53,7 @@ def record_owners(
     Raises:
         ModelError: the model has no such sparse layer.
     """
-    encoder = load_encoder(base_model)
+    encoder = _in_double(load_encoder(base_model))
     known = [layer.index for layer in sparse_layers(encoder)]
     unknown = sorted(set(layers) - set(known))
     if unknown or not layers:
@@ -68,13 +73,26 @@ def record_owners(
         votes = record_votes(encoder, ids, torch.ones_like(ids), vote=vote, batch_size=BATCH)
         for layer in layers:
             if users is None:
-                owners[layer][rows] = assign_owners(votes[layer]).numpy()
+                owners[layer][rows] = assign_owners(votes[layer].float()).numpy()
             else:
                 total = sums.setdefault(layer, np.zeros((number, votes[layer].shape[1])))
                 np.add.at(total, users[rows], votes[layer].numpy())
     if users is not None:
-        owners = {layer: assign_owners(torch.from_numpy(total)).numpy() for layer, total in sums.items()}
+        owners = {
+            layer: assign_owners(torch.from_numpy(total).float()).numpy() for layer, total in sums.items()
+        }
     return pa.table({f"layer_{layer}": owners[layer] for layer in layers})
+
+
+def _in_double(encoder: PreTrainedModel) -> PreTrainedModel:
+    """The encoder with all products in float64, its routers' among them."""
+    encoder.double()
+    for layer in sparse_layers(encoder):
+        router: Any = layer.router
+        # Switch routers cast their inputs to a type of their own.
+        if isinstance(getattr(router, "dtype", None), torch.dtype):
+            router.dtype = torch.float64
+    return encoder
 
 
 def _batches(lengths: np.ndarray) -> list[np.ndarray]:
