@@ -80,6 +80,16 @@ FAULTS = (
         in_file(PEOPLE, "test_a_users_owner_is_by_the_votes_of_all_its_tokens"),
     ),
     Fault(
+        "owners are decided in float32",
+        "pipelines/ingestion/owners.py",
+        "encoder = _in_double(load_encoder(base_model))",
+        "encoder = load_encoder(base_model)",
+        in_file(
+            "pipelines/ingestion/test_nodes.py",
+            "test_votes_move_with_their_company_by_float64_rounding_alone",
+        ),
+    ),
+    Fault(
         "a handful of users is accepted",
         "pipelines/training/planning.py",
         'if privacy.unit == "user" and population < FEWEST_USERS:',

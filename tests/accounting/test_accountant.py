@@ -21,6 +21,7 @@ from raptor.errors import BudgetError, ParameterError
 ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
 SHARED = Path(os.environ.get("RAPTOR_SHARED", Path(__file__).resolve().parents[2].parent / "shared"))
 CASES = SHARED / "cases" / "accounting" / "reference.json"
+ABSENT = "reference.json of the shared cases, which are not part of the project, is not here; RAPTOR_SHARED names them"
 SLOW = {"x-T1e5"}
 
 
@@ -58,7 +59,7 @@ def require_tight(found: float, truth: float, uncertainty: float = 0.0) -> None:
     assert found >= truth * (1 - 1e-6) - uncertainty
 
 
-@pytest.mark.skipif(not CASES.is_file(), reason="the shared reference values are not here")
+@pytest.mark.skipif(not CASES.is_file(), reason=ABSENT)
 def test_reference_values_are_there() -> None:
     assert len(reference_rows()) >= 15
 

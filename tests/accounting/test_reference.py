@@ -14,10 +14,10 @@ from raptor.accounting.compose import renyi_epsilon
 from raptor.accounting.joint import shared_sample
 from raptor.accounting.types import Adjacency, Event, EventShape
 
-from .test_accountant import CASES, cases
+from .test_accountant import ABSENT, CASES, cases
 
 ADD = Adjacency.ADD_REMOVE
-pytestmark = pytest.mark.skipif(not CASES.is_file(), reason="the shared reference values are not here")
+pytestmark = pytest.mark.skipif(not CASES.is_file(), reason=ABSENT)
 
 # Relative room above and below a reference. Exact ones are met to what the accountant promises. Others come from
 # an accountant on a grid of 1e-4, whose error, up to 3e-5 (5e-4 for a hundred thousand steps), is theirs.

@@ -51,7 +51,8 @@ def draw_held_out(records: int, fraction: float, key: bytes | None = None) -> ND
 
     Not a seeded permutation: there, one record more would move others from one side to the other, and a
     seed in a committed file would tell which records a model has seen. With a private key that is kept with
-    the records the draw is the same whenever they are read, as long as a training needs them.
+    the records the draw is the same whenever they are read. It goes by place: coins are independent in each
+    reading, but readings of different files under one key share coins that then belong to other records.
 
     Args:
         records: number of records.

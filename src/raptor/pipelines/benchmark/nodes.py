@@ -112,6 +112,11 @@ def _open(
         )
     sparse = tuple(layer.index for layer in sparse_layers(load_encoder(base_model)))
     places = {Path(name).stem: locate(Path(config.folder), name) for name in config.sets}
+    logger.warning(
+        "All records of %s are taken as public: methods without privacy are trained on them, and exact figures are "
+        "recorded. Do not name sets that must be protected.",
+        ", ".join(places),
+    )
     return Bed(base_model, layer_plan, sparse, training, config), places
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from raptor.accounting.plan import PrivacyPlan
+from raptor.accounting.plan import PrivacyPlan, plan_digest
 from raptor.dp.config import PrivacyConfig, TrainingConfig
 from raptor.dp.methods import Method
 from raptor.dp.records import EncodedRecords
@@ -115,8 +113,3 @@ def results_from_json(
             "parameters."
         )
     return {name: EvaluationTables.from_json(found[name]) for name in wanted}
-
-
-def plan_digest(plan: Mapping[str, Any]) -> str:
-    """Digest of a privacy plan, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
