@@ -96,6 +96,96 @@ def test_roles_on_one_sample_have_a_clip_each_and_one_sensitivity(owners: str) -
     assert total.sensitivity.norm == 5e-3
 
 
+def weighted(shared: float, expert: float, owners: str = "one") -> TrainingConfig:
+    """Unequal clipping norms, and noise multipliers of the roles in a ratio of their own."""
+    streams = {
+        "shared": {"clipping_norm": 3e-3, "noise_weight": shared},
+        "expert": {"clipping_norm": 4e-3, "noise_weight": expert},
+    }
+    return TrainingConfig.model_validate(
+        {**CONFIG.model_dump(exclude_unset=True), **streams, "owners": owners, "role_noise": "weighted"}
+    )
+
+
+@pytest.mark.parametrize("owners", ["one", "active"])
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 2.0), (5.0, 0.5)])
+def test_roles_with_noise_of_their_own_keep_one_sensitivity(
+    weights: tuple[float, float], owners: str
+) -> None:
+    config = weighted(*weights, owners)
+    model = tiny_classifier(dtype=torch.float64)
+    trainable = make_trainable(model, config, LAYER)
+    specs = engine_specs(trainable, LAYER, config, "together")
+    engine = RoleGradients({spec.name: spec.build(model) for spec in specs}, config)
+    rule = ClippingRule(plan_of("together", config).stream("monolithic").clipping_norm)
+    ids, mask, labels = tiny_batch(3, tokens=12, padded=False)
+    owner = record_votes(model.encoder, ids, mask)[LAYER].argmax(dim=1)
+    whole = engine.clipped_sum(Batch(ids, mask, labels, owner), rule)
+    rest = engine.clipped_sum(Batch(ids[1:], mask[1:], labels[1:], owner[1:]), rule)
+    moved = {name: value - rest.tensors[name] for name, value in whole.tensors.items()}
+
+    # The planted record's gradient is far above both norms, so that it moves the scaled sum by just C.
+    distance = torch.cat([value.flatten() for value in moved.values()]).norm()
+    assert 0.999 * rule.norm < distance <= whole.sensitivity.norm == pytest.approx(5e-3)
+    norms = {"shared": 3e-3, "expert": 4e-3}
+    back = whole.unscaled(moved)
+    for role, norm in norms.items():
+        assert 0.999 * norm < torch.cat([back[name].flatten() for name in trainable.of(role)]).norm() <= norm
+    # Noise of C sigma on the scaled sum is noise of sigma_r C_r on a role's own sum.
+    multipliers = {
+        role: whole.unscaled({trainable.of(role)[0]: torch.tensor(rule.norm)})[trainable.of(role)[0]] / norm
+        for role, norm in norms.items()
+    }
+    assert float(multipliers["expert"] / multipliers["shared"]) == pytest.approx(weights[1] / weights[0])
+    assert sum(float(value) ** -2 for value in multipliers.values()) == pytest.approx(1.0)
+
+
+def test_noise_of_roles_is_by_default_the_same_on_all_coordinates() -> None:
+    model = tiny_classifier(dtype=torch.float32)
+    common = weighted(1.0, 1.0).model_copy(update={"role_noise": "common"})
+    # Weights in the inverse ratio of the norms give the same noise again.
+    by_hand = weighted(1 / 3e-3, 1 / 4e-3)
+    found = []
+    for config in (common, by_hand):
+        trainable = make_trainable(model, config, LAYER)
+        specs = engine_specs(trainable, LAYER, config, "together")
+        engine = RoleGradients({spec.name: spec.build(model) for spec in specs}, config)
+        ids, mask, labels = tiny_batch(3)
+        batch = Batch(ids, mask, labels, torch.tensor([0, 1, 2]))
+        found.append(engine.clipped_sum(batch, ClippingRule(5e-3)))
+    assert not found[0].scales
+    for name, value in found[0].tensors.items():
+        assert torch.allclose(value, found[1].tensors[name], rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("config", [weighted(1.0, 1.0), weighted(1.0, 3.0), weighted(4.0, 1.0)])
+def test_releases_of_both_roles_cost_the_same_whatever_their_weights(config: TrainingConfig) -> None:
+    plan = plan_of("together", config).stream("monolithic")
+    assert plan == plan_of("together", config.model_copy(update={"role_noise": "common"})).stream(
+        "monolithic"
+    )
+    trainer_of = tiny_classifier(dtype=torch.float32)
+    released: list = []
+    updates: list[dict[str, torch.Tensor]] = []
+    trainer = Trainer(
+        trainer_of, records(), plan_of("together", config), config, random_source(config), released
+    )
+    trainer.begin("together")
+    optimizer = trainer._running[0]._optimizer  # type: ignore[attr-defined]
+    optimizer.apply = updates.append  # type: ignore[method-assign]
+    next(trainer.remaining())
+    assert [(one.noise_multiplier, one.sensitivity.norm) for one in released] == [
+        (plan.noise_multiplier, pytest.approx(5e-3))
+    ]
+    ratio = {}
+    for role, norm in (("shared", 3e-3), ("expert", 4e-3)):
+        noise = torch.cat([updates[0][name].flatten() for name in trainer.trainable.of(role)]).std()
+        ratio[role] = float(noise) * plan.denominator / norm
+    assert ratio["expert"] / ratio["shared"] == pytest.approx(
+        config.expert.noise_weight / config.shared.noise_weight, rel=0.05
+    )
+
+
 def test_a_parameter_with_both_roles_is_refused() -> None:
     model = tiny_classifier()
     engine = JointGradients(model, ["head.bias"])

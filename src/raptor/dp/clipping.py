@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -23,21 +23,32 @@ class ClippedSum:
     """A sum of clipped per-record gradients before noise: private, and of known sensitivity.
 
     Attributes:
-        tensors: parameter name -> sum, in the parameter's shape.
+        tensors: parameter name -> sum, in the parameter's shape, times its scale.
         sensitivity: how far one unit can move the concatenation of all tensors.
         nonfinite: how many records contributed zero because their loss or gradient was not finite. It is a
             count of private records without noise: never log, print or release it.
+        scales: parameter name -> factor that is in its tensor, a public constant; 1 where there is none. Blocks of
+            parameters with noise of their own are scaled to the common noise before it is added, so that the
+            release stays one Gaussian mechanism, and are scaled back after it.
     """
 
     tensors: dict[str, Tensor]
     sensitivity: Sensitivity
     nonfinite: int = field(default=0, repr=False)
+    scales: Mapping[str, float] = field(default_factory=dict)
 
     def add(self, other: ClippedSum) -> None:
         """Add the sum over other records in place; the records must be distinct."""
         for name, value in other.tensors.items():
             self.tensors[name].add_(value)
         self.nonfinite += other.nonfinite
+
+    def unscaled(self, released: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A release of these sums without the factors: post-processing, as they are public constants."""
+        return {
+            name: value / self.scales[name] if name in self.scales else value
+            for name, value in released.items()
+        }
 
 
 @dataclass(frozen=True)

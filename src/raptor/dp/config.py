@@ -161,6 +161,11 @@ class TrainingConfig(_Config):
         description="one: a record's expert gradient is that of its owner; active: that of all its active experts, "
         "clipped as one vector, which costs the same privacy",
     )
+    role_noise: Literal["common", "weighted"] = Field(
+        default="common",
+        description="where both roles are released at once: common, one noise deviation for all of their "
+        "coordinates; weighted, each role's noise goes by its clipping_norm and its noise_weight",
+    )
     schedule: Literal["constant", "linear"] = Field(
         default="linear", description="step size over the run: constant, or falling to a tenth"
     )

@@ -65,33 +65,54 @@ def role_norm(config: TrainingConfig) -> float:
     return math.hypot(config.shared.clipping_norm, config.expert.clipping_norm)
 
 
+def role_shares(config: TrainingConfig) -> dict[str, float]:
+    """Share a_r of each role in a release of both: its noise multiplier is that of the release over a_r.
+
+    The noise on role r has the deviation (sigma / a_r) C_r, and the squares of the shares add up to 1. With common
+    noise it is the same for all coordinates, so that a_r is C_r / sqrt(C_s^2 + C_e^2); with weighted noise
+    a_r is 1 / w_r over the norm of both, so that the noise multipliers are in the ratio of the weights w_r.
+    """
+    streams = {SHARED: config.shared, EXPERT: config.expert}
+    if config.role_noise == "common":
+        sizes = {role: stream.clipping_norm for role, stream in streams.items()}
+    else:
+        sizes = {role: 1.0 / stream.noise_weight for role, stream in streams.items()}
+    whole = math.hypot(*sizes.values())
+    return {role: size / whole for role, size in sizes.items()}
+
+
 class RoleGradients:
     """Both roles on one sample, each clipped for itself.
 
     Guarantee:
-        Released is nothing. A record contributes at most C_s to the shared sums and at most C_e to the experts', so
-        at most sqrt(C_s^2 + C_e^2) to all of them as one vector: one Gaussian release of that sensitivity on one
-        sample, in whatever proportion the two norms share it. Assumes what the two engines assume, and that no
-        parameter is in both.
+        Released is nothing. A record contributes at most C_r to the sum of role r, which is then scaled by the
+        public a_r C / C_r, where C is sqrt(C_s^2 + C_e^2) and a_s^2 + a_e^2 = 1: at most a_r C, and at most C to both
+        roles as one vector. So it is one Gaussian release of sensitivity C on one sample, in which the role has the
+        noise multiplier sigma_r = sigma / a_r for its own norm: 1 / sigma^2 = 1 / sigma_s^2 + 1 / sigma_e^2. Assumes
+        what the two engines assume, and that no parameter is in both.
     """
 
     def __init__(self, engines: Mapping[str, GradientEngine], config: TrainingConfig) -> None:
         """`engines` are those of the streams shared and expert."""
         total = role_norm(config)
-        self._parts = (
-            (engines[SHARED], config.shared.clipping_norm / total),
-            (engines[EXPERT], config.expert.clipping_norm / total),
-        )
-        self.parameters = tuple(name for engine, _ in self._parts for name in engine.parameters)
+        norms = {SHARED: config.shared.clipping_norm / total, EXPERT: config.expert.clipping_norm / total}
+        shares = role_shares(config)
+        self._parts = [(engines[role], norms[role], shares[role] / norms[role]) for role in norms]
+        self.parameters = tuple(name for engine, _, _ in self._parts for name in engine.parameters)
         if len(set(self.parameters)) < len(self.parameters):
             raise ModelError("A parameter has both roles, so that it would be clipped twice.")
 
     def clipped_sum(self, batch: Batch, rule: ClippingRule) -> ClippedSum:
         """The sums of both roles; `rule` has the norm of both together."""
         tensors: dict[str, Tensor] = {}
+        scales: dict[str, float] = {}
         nonfinite = 0
-        for engine, share in self._parts:
-            part = engine.clipped_sum(batch, replace(rule, norm=rule.norm * share))
-            tensors |= part.tensors
+        for engine, norm, scale in self._parts:
+            part = engine.clipped_sum(batch, replace(rule, norm=rule.norm * norm))
             nonfinite += part.nonfinite
-        return ClippedSum(tensors, rule.sensitivity, nonfinite)
+            tensors |= part.tensors
+            if scale != 1.0:
+                scales |= dict.fromkeys(part.tensors, scale)
+                for tensor in part.tensors.values():
+                    tensor.mul_(scale)
+        return ClippedSum(tensors, rule.sensitivity, nonfinite, scales)

@@ -66,7 +66,7 @@ class PrivateStream:
         total = self._engine.clipped_sum(self._records.take(sample[:0], self._device), self._rule)
         for batch in self._records.physical_batches(sample, self._size, self._device):
             total.add(self._engine.clipped_sum(batch, self._rule))
-        self._optimizer.apply(self._mechanism.release(total))
+        self._optimizer.apply(total.unscaled(self._mechanism.release(total)))
 
     @property
     def is_spent(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from raptor.pipelines.benchmark.cells import Bed, Cell
 from raptor.pipelines.benchmark.config import BenchmarkConfig
 from raptor.pipelines.benchmark.grid import cells_of
 from raptor.pipelines.benchmark.nodes import run_benchmark, summarise_benchmark
-from raptor.pipelines.benchmark.recipes import RAPTOR, RECIPES
+from raptor.pipelines.benchmark.recipes import LEVERS, RAPTOR, RECIPES, factor
 from raptor.pipelines.benchmark.sets import BenchmarkSet, load_set, locate
 from raptor.pipelines.benchmark.summary import Estimate, Results, page
 from tests.pipelines.directories import save_base_model
@@ -112,8 +113,32 @@ def test_finished_cells_are_not_run_again(
     run(tmp_path / "cells", base_model, step_sizes={"scope_b": 2.0})
     assert [cell.method for cell in ran] == ["scope_b"]
     ran.clear()
+    # A cell is known by what its lever is, and not by its name alone.
+    run(tmp_path / "cells", base_model, methods=["together_calm"])
+    monkeypatch.setitem(RECIPES, "together_calm", replace(RECIPES["together_calm"], changes={}))
+    run(tmp_path / "cells", base_model, methods=["together_calm"])
+    assert len(ran) == 2
+    ran.clear()
     run(tmp_path / "cells", base_model, methods=["scope_b"], train_records=60)
     assert len(ran) == 1
+
+
+def test_a_lever_has_the_step_sizes_of_its_recipe_and_differs_in_its_parameters() -> None:
+    for name, lever in LEVERS.items():
+        parent = RECIPES[lever.of]
+        assert factor({lever.of: 0.5}, name) == 0.5
+        assert factor({lever.of: 0.5, name: 2.0}, name) == 2.0
+        assert factor({}, name) == factor({}, lever.of) == 1.0
+        assert (lever.trainable, lever.layer, lever.is_split) == (
+            parent.trainable,
+            parent.layer,
+            parent.is_split,
+        )
+        with_lever, without = (recipe.training(TRAINING, 1.0, 1.0, (), {}) for recipe in (lever, parent))
+        changed = {
+            key for key in TrainingConfig.model_fields if getattr(with_lever, key) != getattr(without, key)
+        }
+        assert lever.method != parent.method or changed == set(lever.changes)
 
 
 def test_a_seed_repeats_a_cell(tmp_path: Path, base_model: Path) -> None:

@@ -17,7 +17,7 @@ from raptor.dp.training import Trainer, random_source, resolve_device
 from raptor.errors import BudgetError
 from raptor.moe.classifier import MoEClassifier
 from raptor.pipelines.benchmark.config import BenchmarkConfig
-from raptor.pipelines.benchmark.recipes import RECIPES, Recipe
+from raptor.pipelines.benchmark.recipes import RECIPES, Recipe, factor
 from raptor.pipelines.benchmark.sets import BenchmarkSet
 from raptor.pipelines.evaluation.config import EvaluationConfig, EvaluationScope
 from raptor.pipelines.evaluation.scoring import score_model
@@ -127,8 +127,8 @@ class Bed:
         config = self.config
         training = recipe.training(
             self.training,
-            config.step_sizes.get(method, 1.0),
-            config.expert_step_sizes.get(method, 1.0),
+            factor(config.step_sizes, method),
+            factor(config.expert_step_sizes, method),
             config.full_frozen,
             {str(name): rate for name, rate in config.full_step_sizes.items()},
         )

@@ -12,7 +12,7 @@ from raptor.dp.config import TrainingConfig
 from raptor.errors import DataError
 from raptor.pipelines.benchmark.cells import Cell
 from raptor.pipelines.benchmark.config import BenchmarkConfig
-from raptor.pipelines.benchmark.recipes import RECIPES
+from raptor.pipelines.benchmark.recipes import RECIPES, factor
 
 # What says which cells are run, and changes no result of a cell.
 _CHOICES = frozenset(
@@ -104,8 +104,10 @@ class CellStore:
         partial.replace(place)
 
     def _place(self, cell: Cell) -> Path:
-        steps = [factors.get(cell.method, 1.0) for factors in self._steps]
+        steps = [factor(factors, cell.method) for factors in self._steps]
         depends = {**self._settings, "set": self._digests[cell.dataset], "steps": steps}
+        if changes := RECIPES[cell.method].changes:
+            depends["changes"] = dict(changes)
         digest = hashlib.sha256(json.dumps([depends, cell.key], sort_keys=True).encode()).hexdigest()
         budget = "none" if cell.epsilon is None else f"{cell.epsilon:g}"
         return self._folder / f"{cell.dataset}-{cell.method}-{budget}-{cell.seed}-{digest[:12]}.json"

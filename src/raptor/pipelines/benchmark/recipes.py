@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from raptor.dp.config import PrivacyConfig, TrainingConfig
 from raptor.dp.methods import ONE_STREAM, Method
@@ -22,6 +22,8 @@ class Recipe:
         trainable: full or lora where the method says so itself; None takes the bed's.
         layer: how the protected layer is chosen.
         is_split: whether the budget is split between the streams as in the paper, instead of one ledger.
+        of: the recipe that this one is with one lever moved; it takes that one's step sizes where it has none.
+        changes: what the lever is, as parameters of training that differ from the bed's.
     """
 
     title: str
@@ -29,6 +31,8 @@ class Recipe:
     trainable: Literal["full", "lora"] | None = None
     layer: LayerRule = "chosen"
     is_split: bool = False
+    of: str | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_private(self) -> bool:
@@ -60,6 +64,8 @@ class Recipe:
                 changed.pop("lora", None)
                 for name, rate in full_step_sizes.items():
                     changed[name] = {**changed.get(name, {}), "learning_rate": rate}
+        for name, value in self.changes.items():
+            changed[name] = {**changed.get(name, {}), **value} if isinstance(value, Mapping) else value
         config = TrainingConfig.model_validate(changed)
         head = config.head_learning_rate
         streams = {
@@ -83,7 +89,17 @@ class Recipe:
         return {"chosen": chosen, "first": min(sparse), "last": max(sparse)}[self.layer]
 
 
+def _together(title: str, noise: float) -> Recipe:
+    changes = {"role_noise": "weighted", "expert": {"noise_weight": noise}}
+    return Recipe(f"roles on one sample, {title}", "together", of="raptor_together", changes=changes)
+
+
 RAPTOR = "raptor"
+LEVERS: Mapping[str, Recipe] = {
+    "together_calm": _together("twice the noise on experts", 2.0),
+    "together_loud": _together("half the noise on experts", 0.5),
+}
+"""Recipes with one lever moved, each to be compared with the one that it is of, at the same number of releases."""
 RECIPES: Mapping[str, Recipe] = {
     RAPTOR: Recipe("RAPTOR, one ledger", "raptor"),
     "raptor_split": Recipe("RAPTOR, the paper's split", "raptor", is_split=True),
@@ -99,9 +115,16 @@ RECIPES: Mapping[str, Recipe] = {
     "nonprivate_lora": Recipe("no privacy, LoRA", "nonprivate", trainable="lora"),
     "nonprivate_a": Recipe("no privacy, shared and experts", "nonprivate_matched"),
     "nonprivate_b": Recipe("no privacy, shared only", "nonprivate_shared"),
+    **LEVERS,
 }
 """Name in parameters and results -> recipe."""
 BASELINES = ("monolithic", "monolithic_lora", "scope_a", "scope_b", "scope_c")
 """The private methods that RAPTOR is compared with; its own variants are not among them."""
 HEADROOM = ("nonprivate_a", "nonprivate_b")
 """What experts add without privacy: the first minus the second."""
+
+
+def factor(factors: Mapping[str, float], name: str) -> float:
+    """The factor of a recipe; where it has none, that of the recipe that it is a lever of; 1 without both."""
+    parent = RECIPES[name].of
+    return factors.get(name, 1.0 if parent is None else factors.get(parent, 1.0))
