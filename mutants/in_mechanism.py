@@ -149,16 +149,15 @@ NOISE = (
     Fault(
         "divided by the realised sample size",
         "dp/steps.py",
-        "self._optimizer.apply(self._mechanism.release(total))",
-        "self._optimizer.apply({n: v / max(len(sample), 1) for n, v in self._mechanism.release(total).items()})",
+        "self._optimizer.apply(self._team.spread(mine.unscaled(self._mechanism.release(mine))))",
+        "self._optimizer.apply({n: v / max(len(sample), 1) for n, v in self._mechanism.release(mine).items()})",
         ONE_RECORD,
     ),
     Fault(
         "an empty sample makes no release",
         "dp/steps.py",
-        "        sample = self._sampler.draw()\n        total = self._engine",
-        "        sample = self._sampler.draw()\n        if not len(sample):\n            return\n"
-        "        total = self._engine",
+        "        with self._team.whole(",
+        "        if not len(sample):\n            return\n        with self._team.whole(",
         UNSAMPLED,
     ),
 )

@@ -30,12 +30,15 @@ class ClippedSum:
         scales: parameter name -> factor that is in its tensor, a public constant; 1 where there is none. Blocks of
             parameters with noise of their own are scaled to the common noise before it is added, so that the
             release stays one Gaussian mechanism, and are scaled back after it.
+        dimension: how many numbers the whole sum has, where `tensors` are one process's part of it; None where they
+            are the whole.
     """
 
     tensors: dict[str, Tensor]
     sensitivity: Sensitivity
     nonfinite: int = field(default=0, repr=False)
     scales: Mapping[str, float] = field(default_factory=dict)
+    dimension: int | None = None
 
     def add(self, other: ClippedSum) -> None:
         """Add the sum over other records in place; the records must be distinct."""

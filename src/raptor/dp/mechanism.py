@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -60,10 +61,21 @@ class GaussianMechanism:
         whether or not a record fell into the sample, and no more calls than planned are answered.
         Each release names the digest of the one before it, so that the sink can refuse to make a release
         again that does not come out the same.
+        Several processes make one release together when each adds noise to its own coordinates of the sum
+        (`raptor.dp.team`): each noise value is drawn once, by one of them, from a keystream of its own. The line in the
+        ledger is that of the whole release, and the lattice that of its dimension. No process goes on before
+        the sink has returned in all of them.
     """
 
-    def __init__(self, stream: StreamPlan, noise: RandomStream, generator: str, sink: ReleaseSink) -> None:
-        """`generator` names the source of `noise` in the ledger.
+    def __init__(
+        self,
+        stream: StreamPlan,
+        noise: RandomStream,
+        generator: str,
+        sink: ReleaseSink,
+        seal: Callable[[str], str] = str,
+    ) -> None:
+        """`generator` names the source of `noise` in the ledger; `seal` makes one digest of those of all processes.
 
         `released` and `last`, the number of releases and the digest of the last one, are set by a run that
         resumes, and by nobody else.
@@ -72,6 +84,7 @@ class GaussianMechanism:
         self.noise = noise
         self._generator = generator
         self._sink = sink
+        self._seal = seal
         self.released = 0
         self.last: str | None = None
 
@@ -92,7 +105,8 @@ class GaussianMechanism:
                 f"A sum of stream {plan.name!r} has sensitivity {total.sensitivity.norm}, but the plan says "
                 f"{plan.clipping_norm}. Nothing was released."
             )
-        release = self.receipt(total.sensitivity, sum(tensor.numel() for tensor in total.tensors.values()))
+        own = sum(tensor.numel() for tensor in total.tensors.values())
+        release = self.receipt(total.sensitivity, own if total.dimension is None else total.dimension)
         self._sink.append(release)
         self.released += 1
         digest = hashlib.sha256()
@@ -101,7 +115,7 @@ class GaussianMechanism:
             name: self._noisy(tensor, release.noise_deviation * (1.0 + LATTICE), spacing, digest)
             for name, tensor in total.tensors.items()
         }
-        self.last = digest.hexdigest()
+        self.last = self._seal(digest.hexdigest())
         return noisy
 
     def receipt(self, sensitivity: Sensitivity, dimension: int) -> Release:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -19,6 +19,8 @@ class StreamState:
         updates: updates of its optimizer, and position in its schedule of step sizes.
         coins, noise: bytes that were used of its keystreams. Private: noise can be made again from them.
         last: digest of its last release.
+        others: bytes that were used of the noise keystreams of the processes after the first, where several train
+            together. Private like `noise`.
     """
 
     released: int
@@ -26,6 +28,7 @@ class StreamState:
     coins: int
     noise: int
     last: str | None
+    others: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from raptor.accounting.types import Release
-from raptor.dp.clipping import ClippingRule
+from raptor.dp.clipping import ClippedSum, ClippingRule
 from raptor.dp.config import TrainingConfig
 from raptor.dp.gradients.engine import GradientEngine
 from raptor.dp.gradients.losses import classification_loss
@@ -19,6 +19,7 @@ from raptor.dp.optimizer import ReleaseOptimizer
 from raptor.dp.records import EncodedRecords
 from raptor.dp.sampling import PoissonSampler
 from raptor.dp.state import StreamState
+from raptor.dp.team import Alone, Team
 from raptor.moe.classifier import MoEClassifier
 
 
@@ -37,7 +38,7 @@ class PrivateStream:
     Guarantee:
         Released is what the mechanism releases; the update is post-processing of it. Nothing is skipped: an
         empty sample makes a step of noise alone, and an expert without a record gets its noise and its
-        optimizer step like any other. Assumes what sampler, engine and mechanism assume.
+        optimizer step like any other. Assumes what sampler, engine, mechanism and team assume.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class PrivateStream:
         records: EncodedRecords,
         physical_batch_size: int,
         device: torch.device,
+        team: Team | None = None,
     ) -> None:
         records.require_unit(rule.unit)
         self._sampler = sampler
@@ -60,13 +62,21 @@ class PrivateStream:
         self._records = records
         self._size = physical_batch_size
         self._device = device
+        self._team = team or Alone()
 
     def step(self) -> None:
-        sample = self._sampler.draw()
-        total = self._engine.clipped_sum(self._records.take(sample[:0], self._device), self._rule)
-        for batch in self._records.physical_batches(sample, self._size, self._device):
-            total.add(self._engine.clipped_sum(batch, self._rule))
-        self._optimizer.apply(total.unscaled(self._mechanism.release(total)))
+        sample = self._team.part(self._sampler.draw)
+        with self._team.whole(self._engine.parameters):
+            total = self._sum_of(sample[:0])
+            for batch in self._records.physical_batches(sample, self._size, self._device):
+                total.add(self._engine.clipped_sum(batch, self._rule))
+            # Any record will do: what comes of it is dropped.
+            self._team.keep_pace(lambda: self._sum_of(torch.zeros(1, dtype=torch.int64)))
+        mine = self._team.collect(total)
+        self._optimizer.apply(self._team.spread(mine.unscaled(self._mechanism.release(mine))))
+
+    def _sum_of(self, indices: Tensor) -> ClippedSum:
+        return self._engine.clipped_sum(self._records.take(indices, self._device), self._rule)
 
     @property
     def is_spent(self) -> bool:

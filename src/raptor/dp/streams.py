@@ -152,6 +152,14 @@ class RandomSource:
         key = secrets.token_bytes(KEY_BYTES) if self.is_secure else hashlib.sha256(self._key).digest()
         return RandomSource(key, self.name, self.is_secure)
 
+    def member(self, rank: int) -> RandomSource:
+        """The source of one of several processes that train together: this one for the first, a key of its own else."""
+        if rank == 0:
+            return self
+        return RandomSource(
+            hmac.digest(self._key, f"rank/{rank}".encode(), "sha256"), self.name, self.is_secure
+        )
+
     def stream(self, purpose: str) -> RandomStream:
         """The stream of one purpose. Asking again for the same purpose would repeat it, so ask once."""
         self.given.append(purpose)

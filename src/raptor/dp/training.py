@@ -28,6 +28,7 @@ from raptor.dp.sampling import PoissonSampler
 from raptor.dp.state import TrainingState
 from raptor.dp.steps import NonPrivateStream, PrivateStream, Stream
 from raptor.dp.streams import RandomSource
+from raptor.dp.team import Alone, Team
 from raptor.dp.trainable import TrainableSet, make_trainable
 from raptor.errors import ParameterError
 from raptor.moe.adapters import merge_lora
@@ -71,14 +72,20 @@ class Trainer:
         config: TrainingConfig,
         randomness: RandomSource,
         sink: ReleaseSink,
+        team: Team | None = None,
     ) -> None:
-        """The model is trained in place: it gets its adapters, if any, and is moved to the configured device."""
+        """The model is trained in place: it gets its adapters, if any, and is moved to the configured device.
+
+        `team` is that of this process, where several train together.
+        """
         self._device = resolve_device(config.device)
         self.trainable: TrainableSet = make_trainable(model, config, plan.layer)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         keep_freed_memory()
+        self._team = team or Alone()
         self._model = model.to(self._device).eval()
+        self._team.place(self._model)
         self._records = records
         self._plan = plan
         self._config = config
@@ -195,10 +202,11 @@ class Trainer:
                     self._device,
                 )
             ] * total_steps
-        engines = {
-            spec.name: spec.build(self._model)
-            for spec in engine_specs(self.trainable, self._plan.layer, config, method)
-        }
+        with self._team.whole():
+            engines = {
+                spec.name: spec.build(self._model)
+                for spec in engine_specs(self.trainable, self._plan.layer, config, method)
+            }
         if single is not None:
             engine = RoleGradients(engines, config) if single.by_role else engines[MONOLITHIC]
             return [self._private(MONOLITHIC, engine)] * total_steps
@@ -221,10 +229,15 @@ class Trainer:
             engine,
             ClippingRule(plan.clipping_norm, Adjacency(self._plan.adjacency), Unit(self._plan.unit)),
             GaussianMechanism(
-                plan, self._randomness.stream(f"{name}/noise"), self._randomness.name, self._sink
+                plan,
+                self._randomness.stream(f"{name}/noise"),
+                self._randomness.name,
+                self._sink,
+                self._team.seal,
             ),
             self._optimizer(engine.parameters, plan.steps),
             self._records,
             self._config.physical_batch_size,
             self._device,
+            self._team,
         )
