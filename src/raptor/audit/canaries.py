@@ -10,7 +10,7 @@ They run through the code that trains: `PrivateStream` with its Poisson sampler,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -125,6 +125,7 @@ class CanaryGradients:
     def __init__(self, canaries: CanarySet, blocks: int, norm: float) -> None:
         self._tap = CanaryTap(canaries, blocks, norm)
         self.parameters = self._tap.parameters
+        self.scales: Mapping[str, float] = {}
 
     def clipped_sum(self, batch: Batch, rule: ClippingRule) -> ClippedSum:
         """Sum over the batch of clipped gradients; a batch without canaries gives zeros."""

@@ -101,6 +101,7 @@ class PrivacyConfig(_Config):
         return self
 
 
+ADAM_BC_FLOOR = 0.25
 Diagnostic = Literal["loss", "clipped_fraction", "expert_load"]
 
 
@@ -174,6 +175,17 @@ class TrainingConfig(_Config):
         description="figures of the training records at the end, each one noisy release that is paid from the budget: "
         "loss, clipped_fraction, expert_load",
     )
+    optimizer: Literal["adam", "adam_bc", "sgd"] = Field(
+        default="adam",
+        description="of private streams: adam; adam_bc, Adam with the known variance of the noise taken off its second "
+        "moment; sgd, SGD with momentum whose step sizes are in units of the noise. No choice costs privacy",
+    )
+    adam_bc_floor: float = Field(
+        default=ADAM_BC_FLOOR,
+        gt=0,
+        allow_inf_nan=False,
+        description="with adam_bc: the second moment counts for no less than so many times the noise's variance",
+    )
     adam_betas: tuple[float, float] = Field(default=(0.9, 0.999), description="decay of Adam's two moments")
     adam_epsilon: float = Field(default=1e-8, gt=0, allow_inf_nan=False, description="Adam's epsilon")
     checkpoint_every: int = Field(
@@ -213,6 +225,11 @@ class TrainingConfig(_Config):
             raise ValueError(
                 "training.diagnostics has clipped_fraction, which cannot be told with training.trainable=lora: the "
                 "adapters are folded into the model when it is trained. Leave it out"
+            )
+        if self.optimizer != "adam_bc" and self.adam_bc_floor != ADAM_BC_FLOOR:
+            raise ValueError(
+                f"training.adam_bc_floor is set, but training.optimizer is {self.optimizer}, so it would change "
+                "nothing: set training.optimizer=adam_bc, or leave training.adam_bc_floor out"
             )
         if not all(0.0 <= beta < 1.0 for beta in self.adam_betas):
             raise ValueError("training.adam_betas must both lie in [0, 1)")

@@ -101,18 +101,18 @@ class RoleGradients:
         self.parameters = tuple(name for engine, _, _ in self._parts for name in engine.parameters)
         if len(set(self.parameters)) < len(self.parameters):
             raise ModelError("A parameter has both roles, so that it would be clipped twice.")
+        self.scales: Mapping[str, float] = {
+            name: scale for engine, _, scale in self._parts if scale != 1.0 for name in engine.parameters
+        }
 
     def clipped_sum(self, batch: Batch, rule: ClippingRule) -> ClippedSum:
         """The sums of both roles; `rule` has the norm of both together."""
         tensors: dict[str, Tensor] = {}
-        scales: dict[str, float] = {}
         nonfinite = 0
-        for engine, norm, scale in self._parts:
+        for engine, norm, _ in self._parts:
             part = engine.clipped_sum(batch, replace(rule, norm=rule.norm * norm))
             nonfinite += part.nonfinite
             tensors |= part.tensors
-            if scale != 1.0:
-                scales |= dict.fromkeys(part.tensors, scale)
-                for tensor in part.tensors.values():
-                    tensor.mul_(scale)
-        return ClippedSum(tensors, rule.sensitivity, nonfinite, scales)
+        for name, scale in self.scales.items():
+            tensors[name].mul_(scale)
+        return ClippedSum(tensors, rule.sensitivity, nonfinite, self.scales)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from raptor.dp.config import TrainingConfig
+from raptor.dp.noise_aware import Deviation, NoiseAwareOptimizer
 from raptor.dp.trainable import HEAD
 from raptor.errors import CheckpointError
 from raptor.moe.classifier import MoEClassifier
@@ -17,7 +18,7 @@ WEIGHT = "weight"
 
 
 class ReleaseOptimizer:
-    """Adam fed with releases in place of gradients: post-processing, it costs no privacy."""
+    """Adam, or what `training.optimizer` says, fed with releases in place of gradients: it costs no privacy."""
 
     def __init__(
         self,
@@ -26,11 +27,14 @@ class ReleaseOptimizer:
         config: TrainingConfig,
         steps: int,
         experts: Collection[str] = (),
+        deviations: Mapping[str, Deviation] | None = None,
     ) -> None:
         """Step sizes go by role in every method: those among `names` that are in `experts`, the head, the rest.
 
         Args:
             steps: updates of the whole run, over which the step size falls.
+            deviations: name -> public standard deviation of the noise on each number of an update; None without
+                noise, where there is none to correct and Adam is used in any case.
         """
         self._parameters = {name: model.get_parameter(name) for name in names}
         expert = [value for name, value in self._parameters.items() if name in experts]
@@ -42,15 +46,21 @@ class ReleaseOptimizer:
             {"params": head, "lr": config.head_learning_rate or config.shared.learning_rate},
             {"params": expert, "lr": config.expert.learning_rate},
         ]
-        self._adam = torch.optim.Adam(
-            [group for group in groups if group["params"]],
-            betas=config.adam_betas,
-            eps=config.adam_epsilon,
-            fused=True,
-        )
+        present = [group for group in groups if group["params"]]
+        betas, eps = config.adam_betas, config.adam_epsilon
+        if config.optimizer == "adam" or deviations is None:
+            self._optimizer: torch.optim.Optimizer = torch.optim.Adam(
+                present, betas=betas, eps=eps, fused=True
+            )
+        else:
+            known_noise: dict[Tensor, Deviation] = {
+                value: deviations[name] for name, value in self._parameters.items()
+            }
+            floor = config.adam_bc_floor if config.optimizer == "adam_bc" else None
+            self._optimizer = NoiseAwareOptimizer(present, known_noise, betas, eps, floor)
         final = FINAL_SHARE if config.schedule == "linear" else 1.0
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
-            self._adam, lambda step: 1.0 - (1.0 - final) * min(step / max(steps - 1, 1), 1.0)
+            self._optimizer, lambda step: 1.0 - (1.0 - final) * min(step / max(steps - 1, 1), 1.0)
         )
 
     @property
@@ -66,8 +76,8 @@ class ReleaseOptimizer:
     def apply(self, update: dict[str, Tensor]) -> None:
         for name, value in update.items():
             self._parameters[name].grad = value
-        self._adam.step()
-        self._adam.zero_grad(set_to_none=True)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
         self._schedule.step()
 
     def tensors(self) -> dict[str, Tensor]:
@@ -77,7 +87,7 @@ class ReleaseOptimizer:
         """
         found = {f"{name}:{WEIGHT}": value.detach() for name, value in self._parameters.items()}
         for name, parameter in self._parameters.items():
-            found |= {f"{name}:{field}": value for field, value in self._adam.state[parameter].items()}
+            found |= {f"{name}:{field}": value for field, value in self._optimizer.state[parameter].items()}
         return found
 
     def restore(self, tensors: Mapping[str, Tensor], updates: int) -> None:
@@ -102,9 +112,9 @@ class ReleaseOptimizer:
             if field == WEIGHT:
                 parameter.data.copy_(value)
             else:
-                self._adam.state[parameter][field] = value.to(parameter.device, copy=True)
+                self._optimizer.state[parameter][field] = value.to(parameter.device, copy=True)
         schedule = self._schedule
         schedule.last_epoch = updates
-        groups = zip(self._adam.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True)
+        groups = zip(self._optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True)
         for group, peak, share in groups:
             group["lr"] = peak * share(updates)

@@ -8,7 +8,7 @@ baseline is the same schedule without clipping and noise; it is for public recor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -21,6 +21,7 @@ from raptor.dp.gradients.engine import GradientEngine
 from raptor.dp.mechanism import GaussianMechanism, ReleaseSink
 from raptor.dp.memory import keep_freed_memory
 from raptor.dp.methods import ONE_STREAM, Method
+from raptor.dp.noise_aware import Deviation
 from raptor.dp.optimizer import ReleaseOptimizer
 from raptor.dp.plan import EXPERT, MONOLITHIC, SHARED
 from raptor.dp.records import EncodedRecords
@@ -219,11 +220,17 @@ class Trainer:
     def _sampler(self, name: str, rate: float) -> PoissonSampler:
         return PoissonSampler(len(self._records), rate, self._randomness.stream(f"{name}/coins"))
 
-    def _optimizer(self, names: Sequence[str], steps: int) -> ReleaseOptimizer:
-        return ReleaseOptimizer(self._model, names, self._config, steps, experts=self.trainable.all_experts)
+    def _optimizer(
+        self, names: Sequence[str], steps: int, deviations: Mapping[str, Deviation] | None = None
+    ) -> ReleaseOptimizer:
+        return ReleaseOptimizer(
+            self._model, names, self._config, steps, self.trainable.all_experts, deviations
+        )
 
     def _private(self, name: str, engine: GradientEngine) -> PrivateStream:
         plan = self._plan.stream(name)
+        deviation = plan.noise_deviation / plan.denominator
+        deviations = {each: deviation / engine.scales.get(each, 1.0) for each in engine.parameters}
         return PrivateStream(
             self._sampler(name, plan.rate),
             engine,
@@ -235,7 +242,7 @@ class Trainer:
                 self._sink,
                 self._team.seal,
             ),
-            self._optimizer(engine.parameters, plan.steps),
+            self._optimizer(engine.parameters, plan.steps, deviations),
             self._records,
             self._config.physical_batch_size,
             self._device,

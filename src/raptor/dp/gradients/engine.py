@@ -7,7 +7,7 @@ no loss, no norm, no gradient of a record.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Protocol, TypedDict, Unpack
 
@@ -45,9 +45,15 @@ class EngineOptions(TypedDict, total=False):
 
 
 class GradientEngine(Protocol):
-    """Gives the clipped sum of the per-record gradients of its parameters."""
+    """Gives the clipped sum of the per-record gradients of its parameters.
+
+    Attributes:
+        parameters: dotted names of the parameters that it sums over.
+        scales: public factors in its sums, by name (see `ClippedSum.scales`).
+    """
 
     parameters: tuple[str, ...]
+    scales: Mapping[str, float]
 
     def clipped_sum(self, batch: Batch, rule: ClippingRule) -> ClippedSum:
         """Sum over the batch of clipped gradients; a batch without records gives zeros."""
@@ -103,6 +109,7 @@ class _TappedGradients:
         options: EngineOptions,
     ) -> None:
         self.parameters = tuple(parameters)
+        self.scales: Mapping[str, float] = {}
         self._model = model
         self._taps = list(taps)
         self._loss = options.get("loss", classification_loss)
