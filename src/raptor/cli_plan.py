@@ -108,10 +108,11 @@ def _duration(costs: Costs, speed: Speed | None) -> float | None:
 
 def _words(parameters: dict[str, Any], costs: Costs, speed: Speed | None, others: list[Alternative]) -> str:
     privacy, training = parameters["privacy"], parameters["training"]
-    rate = training.batch_size / privacy.population
+    sizes = dict.fromkeys(training.batch(stream) for stream in training.streams if training.steps(stream))
     lines = [
-        f"n = {privacy.population:,} {privacy.unit}s (declared), B = {training.batch_size:,}, so each step draws a "
-        f"{privacy.unit} with chance {rate:.3g}.",
+        f"n = {privacy.population:,} {privacy.unit}s (declared), B = {' and '.join(f'{size:,}' for size in sizes)}, so "
+        f"each step draws a {privacy.unit} with chance "
+        f"{' and '.join(f'{size / privacy.population:.3g}' for size in sizes)}.",
         "",
         "  stream       steps   noise multiplier   epsilon if it were alone",
     ]
@@ -130,7 +131,7 @@ def _words(parameters: dict[str, Any], costs: Costs, speed: Speed | None, others
             f"{speed.memory / 2**30:.2g} GiB of memory (measured on made-up records of full length; reading, baselines "
             "and report come on top)."
         )
-    if rate > 0.5:
+    if max(sizes, default=0) > 0.5 * privacy.population:
         lines.append(
             "Most records are in every sample: sampling hardly protects, a smaller batch costs little."
         )

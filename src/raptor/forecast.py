@@ -112,13 +112,13 @@ class Forecast:
             )
             for stream in plan.streams
         )
-        first = streams[0]
-        steps = training.steps(training.shared) + training.steps(training.expert)
+        first, rate = streams[0], plan.streams[0].rate
+        records = sum(training.steps(stream) * training.batch(stream) for stream in training.streams)
         return Costs(
             plan.epsilon_planned,
             streams,
-            first.noise_multiplier / (training.batch_size * first.steps**0.5),
-            float(steps * training.batch_size * most_records(privacy)),
+            first.noise_multiplier / (rate * plan.population * first.steps**0.5),
+            float(records * most_records(privacy)),
         )
 
     def alternatives(self, present: Costs) -> list[Alternative]:

@@ -16,11 +16,16 @@ from raptor.dp.methods import ONE_STREAM, Method
 from raptor.dp.records import Batch, EncodedRecords
 from raptor.dp.trainable import make_trainable
 from raptor.dp.training import Trainer, random_source
-from raptor.errors import ModelError
+from raptor.errors import BudgetError, ModelError
 from raptor.moe.routing import record_votes
 from raptor.pipelines.evaluation.config import EvaluationConfig, EvaluationScope
 from raptor.pipelines.training.config import PrivacyConfig
-from raptor.pipelines.training.planning import monolithic_plan, raptor_plan, require_isolated
+from raptor.pipelines.training.planning import (
+    monolithic_plan,
+    raptor_plan,
+    require_isolated,
+    require_planned,
+)
 from tests.tiny import tiny_batch, tiny_classifier
 
 LAYER, EXPERTS, RECORDS = 1, 4, 12
@@ -209,6 +214,30 @@ def test_with_active_owners_a_record_moves_several_experts_within_one_clip() -> 
         }
     assert touched["one"] <= {"0"} < touched["active"]
     assert 0.9e-3 < norms["active"] <= 1e-3
+
+
+def test_streams_sample_at_the_rate_of_their_own_batch_size() -> None:
+    config = CONFIG.model_copy(update={"expert": CONFIG.expert.model_copy(update={"batch_size": 12})})
+    plan = plan_of("raptor", config)
+    assert (plan.stream("shared").rate, plan.stream("expert").rate) == (0.5, 1.0)
+    assert plan.stream("expert").denominator == 12 / EXPERTS
+    log: list = []
+    trainer = Trainer(
+        tiny_classifier(dtype=torch.float32), records(), plan, config, random_source(config), log
+    )
+    trainer.begin()
+    for stream in set(trainer._running):
+        rate = plan.stream(stream.name).rate  # type: ignore[attr-defined]
+        drawn = [len(stream._sampler.draw()) for _ in range(60)]  # type: ignore[attr-defined]
+        assert sum(drawn) / 60 == pytest.approx(rate * RECORDS, abs=1.5)
+    trainer.train()
+    assert {(one.stream, one.rate, one.denominator) for one in log} == {
+        ("shared", 0.5, 6.0),
+        ("expert", 1.0, 12 / EXPERTS),
+    }
+    require_planned(plan, config)
+    with pytest.raises(BudgetError, match=r"denominator of stream expert, from batch_size is 1\.5"):
+        require_planned(plan, CONFIG)
 
 
 def test_step_sizes_go_by_role_in_every_method() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from raptor.accounting.accountant import epsilon
@@ -12,7 +14,10 @@ from raptor.dp.config import PrivacyConfig
 from raptor.dp.plan import EVALUATION, EXPERT, SHARED, StreamShape, make_plan
 from raptor.errors import BudgetError, LedgerError, ParameterError
 
-SHAPES = (StreamShape(SHARED, 40, 1.0, 512.0), StreamShape(EXPERT, 40, 0.5, 64.0, noise_weight=2.0, blocks=8))
+SHAPES = (
+    StreamShape(SHARED, 40, 1.0, 512.0, 512),
+    StreamShape(EXPERT, 40, 0.5, 64.0, 512, noise_weight=2.0, blocks=8),
+)
 
 
 def plan(**changes):
@@ -23,7 +28,6 @@ def plan(**changes):
         "delta": 1e-6,
         "adjacency": Adjacency.ADD_REMOVE,
         "unit": Unit.RECORD,
-        "batch_size": 512,
         "population": 40_000,
         "population_source": "declared",
         "layer": 1,
@@ -43,6 +47,19 @@ def test_all_streams_together_stay_just_within_the_budget() -> None:
     assert (expert.denominator, expert.blocks, shared.rate) == (64.0, 8, 512 / 40_000)
 
 
+def test_streams_may_have_batch_sizes_of_their_own() -> None:
+    large = plan(shapes=[SHAPES[0], replace(SHAPES[1], batch_size=2048, denominator=256.0)])
+    assert [stream.rate for stream in large.streams] == [512 / 40_000, 2048 / 40_000, 1.0]
+    # The ledger composes each stream at its own rate, in one ledger and within the budget.
+    events = [event for stream in large.streams for event in stream.events(stream.steps)]
+    assert {event.rate for event in events} == {512 / 40_000, 2048 / 40_000, 1.0}
+    assert 2.99 < epsilon(events, large.delta, large.adjacency).epsilon <= 3.0
+    common = plan()
+    assert large.stream(EXPERT).noise_multiplier > common.stream(EXPERT).noise_multiplier
+    # What counts is noise over denominator, and four times the batch is worth more than the noise it costs.
+    assert large.stream(EXPERT).noise_multiplier / 256.0 < common.stream(EXPERT).noise_multiplier / 64.0
+
+
 def test_a_reserved_evaluation_costs_training_noise() -> None:
     assert plan().stream(SHARED).noise_multiplier > plan(reserved=[]).stream(SHARED).noise_multiplier
 
@@ -59,7 +76,8 @@ def test_the_plan_survives_its_json_form() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"batch_size": 40_001}, "training.batch_size is 40001"),
+        ({"shapes": [replace(SHAPES[0], batch_size=40_001)]}, "training.batch_size is 40001"),
+        ({"shapes": [SHAPES[0], replace(SHAPES[1], batch_size=40_001)]}, "training.batch_size is 40001"),
         ({"delta": 1 / 40_000}, "privacy.delta"),
         ({"delta": 0.5}, "privacy.delta"),
         ({"epsilon": 0.05}, "noise"),
@@ -81,7 +99,7 @@ def test_a_stream_outside_the_plan_is_refused() -> None:
         plan().stream("monolithic")
 
 
-PLAIN = (StreamShape(SHARED, 40, 1.0, 512.0), StreamShape(EXPERT, 40, 0.5, 64.0, blocks=8))
+PLAIN = (StreamShape(SHARED, 40, 1.0, 512.0, 512), StreamShape(EXPERT, 40, 0.5, 64.0, 512, blocks=8))
 
 
 @pytest.mark.parametrize("rho", [0.2, 0.8])
@@ -94,7 +112,7 @@ def test_the_split_of_the_paper(rho) -> None:
     assert (made.stream(SHARED).noise_multiplier < made.stream(EXPERT).noise_multiplier) == (rho > 0.5)
     assert read_plan(made.to_json()) == made
     shapes = [
-        StreamShape(shape.name, shape.steps, shape.clipping_norm, shape.denominator, noise, shape.blocks)
+        replace(shape, noise_weight=noise)
         for shape, noise in zip(PLAIN, (stream.noise_multiplier for stream in made.streams), strict=False)
     ]
     joint = plan(shapes=shapes)

@@ -111,6 +111,11 @@ class StreamConfig(_Config):
     steps_per_cycle: int = Field(default=1, ge=0, description="steps of this stream in one cycle")
     clipping_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="C, norm of one record")
     learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False, description="peak step size")
+    batch_size: int | None = Field(
+        default=None,
+        gt=0,
+        description="expected batch size of this stream, which sets its sampling rate; null takes training.batch_size",
+    )
     noise_weight: float = Field(
         default=1.0,
         gt=0,
@@ -136,7 +141,7 @@ class TrainingConfig(_Config):
 
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(default="auto", description="auto takes the best")
     threads: int | None = Field(default=None, gt=0, description="CPU threads; null leaves the default")
-    batch_size: int = Field(default=512, gt=0, description="B, expected batch size of both streams")
+    batch_size: int = Field(default=512, gt=0, description="B, expected batch size of a step")
     physical_batch_size: int = Field(
         default=256, gt=0, description="records of one forward pass; changes memory and nothing else"
     )
@@ -244,6 +249,15 @@ class TrainingConfig(_Config):
         where = self.lora.targets if isinstance(self.lora.targets, str) else ", ".join(self.lora.targets)
         return f"lora of rank {self.lora.rank} and alpha {self.lora.alpha:g} on {where} and experts{experts}"
 
+    @property
+    def streams(self) -> tuple[StreamConfig, StreamConfig]:
+        """The shared and the expert stream."""
+        return self.shared, self.expert
+
     def steps(self, stream: StreamConfig) -> int:
         """Releases of a stream over the whole run."""
         return self.cycles * stream.steps_per_cycle
+
+    def batch(self, stream: StreamConfig) -> int:
+        """Expected batch size of a stream."""
+        return stream.batch_size or self.batch_size

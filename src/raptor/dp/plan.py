@@ -21,12 +21,18 @@ DIAGNOSTICS = "diagnostics"
 
 @dataclass(frozen=True)
 class StreamShape:
-    """A stream whose noise is still to be calibrated; `noise_weight` is its share of the common scale."""
+    """A stream whose noise is still to be calibrated.
+
+    Attributes:
+        batch_size: expected batch size B of its steps, a public constant; B over the population is its rate.
+        noise_weight: its share of the common scale of noise.
+    """
 
     name: str
     steps: int
     clipping_norm: float
     denominator: float
+    batch_size: int
     noise_weight: float = 1.0
     blocks: int = 1
 
@@ -39,7 +45,6 @@ def make_plan(
     delta: float,
     adjacency: Adjacency,
     unit: Unit,
-    batch_size: int,
     population: int,
     population_source: str,
     layer: int,
@@ -56,7 +61,6 @@ def make_plan(
         shapes: streams to calibrate; their noise multipliers keep the ratio of their weights.
         reserved: streams whose noise is given, such as the evaluation's; they are charged first.
         epsilon, delta, adjacency, unit: the guarantee.
-        batch_size: expected batch size B of every calibrated stream.
         population: public number of units.
         population_source, layer, generator, taken_as_public, trainable: see `PrivacyPlan`.
         allow_large_delta: accept delta >= 1/population.
@@ -67,10 +71,12 @@ def make_plan(
         ParameterError: a split is asked for other streams than one shared and one expert, or with weights.
         BudgetError: delta is too large for the population, B exceeds it, or no noise meets the budget.
     """
-    if batch_size > population:
+    largest = max((shape.batch_size for shape in shapes), default=0)
+    if largest > population:
         raise BudgetError(
-            f"training.batch_size is {batch_size}, but there are only {population} units to sample from "
-            f"({population_source}). Choose a smaller expected batch size."
+            f"training.batch_size is {largest}, but there are only {population} units to sample from "
+            f"({population_source}). Choose a smaller expected batch size, for the run or for the stream that has one "
+            "of its own."
         )
     if delta * population >= 1 and not allow_large_delta:
         raise BudgetError(
@@ -78,9 +84,8 @@ def make_plan(
             f"whole record would satisfy such a guarantee. Choose delta well below {1 / population:.1e}, or set "
             "privacy.allow_large_delta=true if this is meant."
         )
-    rate = batch_size / population
     fixed = [stream.events(stream.steps) for stream in reserved]
-    events = [EventShape(rate=rate, steps=shape.steps, weight=shape.noise_weight) for shape in shapes]
+    events = [EventShape(shape.batch_size / population, shape.steps, shape.noise_weight) for shape in shapes]
     if rho is None:
         calibrated = calibrate(
             events,
@@ -99,14 +104,14 @@ def make_plan(
     streams = tuple(
         StreamPlan(
             name=shape.name,
-            rate=rate,
+            rate=event.rate,
             noise_multiplier=noise_multiplier,
             steps=shape.steps,
             clipping_norm=shape.clipping_norm,
             denominator=shape.denominator,
             blocks=shape.blocks,
         )
-        for shape, noise_multiplier in zip(shapes, multipliers, strict=True)
+        for shape, event, noise_multiplier in zip(shapes, events, multipliers, strict=True)
     ) + tuple(reserved)
     spent = [stream.events(stream.steps) for stream in streams]
     return PrivacyPlan(

@@ -104,8 +104,11 @@ def require_planned(plan: PrivacyPlan, training: TrainingConfig) -> None:
         BudgetError: names the parameter, its value and the plan's.
     """
     streams = {
-        SHARED: (training.shared, float(training.batch_size)),
-        EXPERT: (training.expert, training.batch_size / max(stream.blocks for stream in plan.streams)),
+        SHARED: (training.shared, float(training.batch(training.shared))),
+        EXPERT: (
+            training.expert,
+            training.batch(training.expert) / max(stream.blocks for stream in plan.streams),
+        ),
     }
     diagnostics = plan.find(DIAGNOSTICS)
     pairs: list[tuple[str, object, object]] = [
@@ -122,7 +125,11 @@ def require_planned(plan: PrivacyPlan, training: TrainingConfig) -> None:
             pairs += [
                 (f"{name}.clipping_norm", config.clipping_norm, planned.clipping_norm),
                 (f"denominator of stream {name}, from batch_size", denominator, planned.denominator),
-                ("sampling rate, from batch_size", training.batch_size / plan.population, planned.rate),
+                (
+                    f"sampling rate of stream {name}, from batch_size",
+                    training.batch(config) / plan.population,
+                    planned.rate,
+                ),
             ]
     for what, given, planned_value in pairs:
         if given != planned_value:
@@ -147,14 +154,16 @@ def raptor_plan(
             SHARED,
             training.steps(training.shared),
             training.shared.clipping_norm,
-            float(training.batch_size),
+            float(training.batch(training.shared)),
+            training.batch(training.shared),
             training.shared.noise_weight,
         ),
         StreamShape(
             EXPERT,
             training.steps(training.expert),
             training.expert.clipping_norm,
-            training.batch_size / experts,
+            training.batch(training.expert) / experts,
+            training.batch(training.expert),
             training.expert.noise_weight,
             experts,
         ),
@@ -199,7 +208,7 @@ def monolithic_plan(
     """The plan of a method with one stream: as many steps as RAPTOR has in all, one noise, the same budget."""
     steps = training.steps(training.shared) + training.steps(training.expert)
     norm = role_norm(training) if ONE_STREAM[method].by_role else training.shared.clipping_norm
-    shape = StreamShape(MONOLITHIC, steps, norm, float(training.batch_size))
+    shape = StreamShape(MONOLITHIC, steps, norm, float(training.batch_size), training.batch_size)
     return _plan(layer_plan, public_constants, privacy, training, [shape], [], [])
 
 
@@ -229,7 +238,6 @@ def _plan(
         delta=privacy.delta,
         adjacency=Adjacency(privacy.adjacency),
         unit=Unit(privacy.unit),
-        batch_size=training.batch_size,
         population=population,
         population_source=str(public_constants["population_source"]),
         layer=protected_layer(layer_plan),
