@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--source", required=True, help="File, folder or hub data set.")
 @click.option("--text", required=True, metavar="COL[+COL2]", help="Text column, or two.")
-@click.option("--label", required=True, metavar="COL", help="Column of classes.")
+@click.option("--label", metavar="COL", help="Column of classes.")
+@click.option("--completion", metavar="COL", help="Column of texts that are to follow, in place of classes.")
+@click.option("--model", metavar="DIR_OR_HUB", help="Base model; needed for completions: a sparse decoder.")
 @click.option("--split", metavar="COL", help="Column that says train, validation or test.")
 @click.option("--user", metavar="COL", help="Column that says whose record it is.")
 @click.option(
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
 def init(
     source: str,
     text: str,
-    label: str,
+    label: str | None,
+    completion: str | None,
+    model: str | None,
     split: str | None,
     user: str | None,
     unit: Literal["record", "user"],
@@ -67,6 +71,15 @@ def init(
 
     if unit == "user" and user is None:
         raise ParameterError("--unit user needs --user: the column that says whose record it is.")
+    if (label is None) == (completion is None):
+        raise ParameterError(
+            "Give --label, the column of classes, or --completion, the column of texts that are to follow: one of them."
+        )
+    if completion is not None and model is None:
+        raise ParameterError(
+            "--completion needs --model: a directory or hub name of a sparse decoder, such as "
+            "allenai/OLMoE-1B-7B-0924. The embedded base model tells classes and continues no text."
+        )
     if not math.isfinite(epsilon):
         raise ParameterError(f"--epsilon is {epsilon}, which is no budget. Give a number, such as 4.")
     conf_source = bootstrap()
@@ -76,7 +89,7 @@ def init(
     try:
         with on_stderr():
             rules = Rules(encoding=encoding, max_classes=max_classes)
-            records = read_records(source, Columns(text, label, split, user), rules)
+            records = read_records(source, Columns(text, label, split, user, completion), rules)
     except RecordError as error:
         raise click.ClickException(error.terminal) from None
     training = project_parameters(None)[0]["training"]
@@ -86,12 +99,13 @@ def init(
         "source": _place(source, conf_source.parent),
         "text": text,
         "label": label,
+        "completion": completion,
         "split": split,
         "user": user,
         "encoding": encoding if encoding != usual.encoding else None,
         "max_classes": max_classes if max_classes != usual.max_classes else None,
     }
-    file = write_environment(folder, parameters_text(ingestion, constants))
+    file = write_environment(folder, parameters_text(ingestion, constants, _model(model, conf_source.parent)))
     for warning in records.report.warnings:
         click.echo(f"Warning: {warning}")
     if user is not None and unit == "record":
@@ -108,6 +122,10 @@ def _place(source: str, project: Path) -> str:
         return source
     whole = path.resolve()
     return str(whole.relative_to(project) if whole.is_relative_to(project) else whole)
+
+
+def _model(model: str | None, project: Path) -> str | None:
+    return None if model is None else _place(model, project)
 
 
 def _training_units(records: Records, unit: str, held_out_fraction: float) -> int:

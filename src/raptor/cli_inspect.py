@@ -18,6 +18,7 @@ TOKENIZER = Path(__file__).parent / "assets" / "base_model" / "tokenizer.json"
 @click.argument("source")
 @click.option("--text", default="text", show_default=True, metavar="COL[+COL2]", help="Text column, or two.")
 @click.option("--label", default="label", show_default=True, metavar="COL", help="Column of classes.")
+@click.option("--completion", metavar="COL", help="Column of completions, in place of a label.")
 @click.option("--split", metavar="COL", help="Column that says train, validation, test or unlabelled.")
 @click.option("--user", metavar="COL", help="Column that says whose record it is.")
 @click.option("--encoding", default="utf-8", show_default=True, help="Encoding of text files.")
@@ -34,6 +35,7 @@ def inspect(
     source: str,
     text: str,
     label: str,
+    completion: str | None,
     split: str | None,
     user: str | None,
     encoding: str,
@@ -52,15 +54,24 @@ def inspect(
     from raptor.text.problems import RecordError
     from raptor.text.records import Rules, read_records
 
+    columns = Columns(text, None if completion else label, split, user, completion)
     try:
         with on_stderr():
-            records = read_records(
-                source, Columns(text, label, split, user), Rules(encoding=encoding, max_classes=max_classes)
-            )
+            records = read_records(source, columns, Rules(encoding=encoding, max_classes=max_classes))
     except RecordError as error:
         raise click.ClickException(error.terminal) from None
-    tokenizer = model / "tokenizer.json" if model is not None else TOKENIZER
-    warnings = [*records.report.warnings, *remark_cut(records.table, tokenizer, max_length)]
+    warnings = list(records.report.warnings)
+    if completion is None:
+        tokenizer = model / "tokenizer.json" if model is not None else TOKENIZER
+        warnings += remark_cut(records.table, tokenizer, max_length)
+    elif model is not None:
+        from raptor.pipelines.ingestion.config import IngestionConfig
+        from raptor.pipelines.ingestion.encoding import load_tokenizer
+        from raptor.text.lengths import remark_cut_prompted
+
+        lengths = IngestionConfig(completion=completion, max_length=max_length).lengths
+        if lengths is not None:
+            warnings += remark_cut_prompted(records.table, load_tokenizer(model), lengths)
     if as_json:
         shown = {**_contract(records.report), "warnings": warnings, **_details(records.report)}
         click.echo(json.dumps(shown, ensure_ascii=False, allow_nan=False))
@@ -89,7 +100,8 @@ def _details(report: DataReport) -> dict[str, Any]:
 
 
 def _show(report: DataReport, warnings: list[str]) -> None:
-    click.echo(f"{report.rows:,} records ({report.kind}), {report.classes} classes")
+    what = f"{report.classes} classes" if report.classes else "prompts with completions"
+    click.echo(f"{report.rows:,} records ({report.kind}), {what}")
     for split, count in report.splits.items():
         held_out = ", the held-out set" if split == report.held_out else ""
         click.echo(f"  {split}: {count:,}{held_out}")
@@ -100,7 +112,8 @@ def _show(report: DataReport, warnings: list[str]) -> None:
     for name, count in shown.items():
         click.echo(f"  {name:<{width}}  {count:,}")
     if report.unlabelled:
-        click.echo(f"  without a label: {report.unlabelled:,}")
+        missing = "a label" if report.classes else "a completion, and not used"
+        click.echo(f"  without {missing}: {report.unlabelled:,}")
     if report.users is not None:
         click.echo(f"  users: {report.users:,}")
     for warning in warnings:

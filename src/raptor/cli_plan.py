@@ -48,6 +48,7 @@ def plan(env: str | None, no_measure: bool, as_json: bool) -> None:
                 parameters["ingestion"].max_length,
                 layer.index,
                 int(forecast.privacy.population) * most_records(forecast.privacy),
+                parameters["ingestion"].lengths is not None,
             )
     if as_json:
         shown = {

@@ -1,4 +1,4 @@
-"""`raptor predict`: labels and probabilities for a file, by a trained model."""
+"""`raptor predict`: labels and probabilities, or completions, for a file, by a trained model."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ import click
 @click.option("--encoding", default="utf-8", show_default=True, help="Encoding of text files.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or mps.")
 def predict(model: Path, source: str, output: Path, text: str | None, encoding: str, device: str) -> None:
-    """Write the label and the probability of every class for each text, in the order of the file.
+    """Write the label and the probability of every class for each text, or its completion, in the order of the file.
 
     Answers about private texts are as private as the texts.
     """
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    from raptor.completing import Completer, write_completions
+    from raptor.moe.classifier import HEAD_FILE
     from raptor.prediction import Predictor, check_output, write_predictions
     from raptor.progress import on_stderr
     from raptor.text.columns import Columns
@@ -40,16 +42,17 @@ def predict(model: Path, source: str, output: Path, text: str | None, encoding: 
     from raptor.text.records import Rules, read_records
 
     check_output(output, Path(source), model)
-    predictor = Predictor.load(model, device)
+    has_classes = (model / HEAD_FILE).is_file()
+    predictor = Predictor.load(model, device) if has_classes else Completer.load(model, device)
     columns = Columns(text or predictor.text, None)
     try:
         with on_stderr():
-            records = read_records(
-                source, columns, Rules(encoding=encoding, label_names=predictor.label_names)
-            )
-            rows = write_predictions(
-                predictor.answers(records.table), predictor.label_names, output, Path(source), model
-            )
+            names = predictor.label_names if isinstance(predictor, Predictor) else ()
+            records = read_records(source, columns, Rules(encoding=encoding, label_names=names))
+            if isinstance(predictor, Predictor):
+                rows = write_predictions(predictor.answers(records.table), names, output, Path(source), model)
+            else:
+                rows = write_completions(predictor.answers(records.table), output, Path(source), model)
     except RecordError as error:
         raise click.ClickException(error.terminal) from None
     for warning in records.report.warnings:

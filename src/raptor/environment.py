@@ -98,15 +98,19 @@ def require_free(conf_source: Path, name: str) -> Path:
     return folder
 
 
-def parameters_text(ingestion: Mapping[str, object], constants: Constants) -> str:
+def parameters_text(
+    ingestion: Mapping[str, object], constants: Constants, base_model: str | None = None
+) -> str:
     """The parameters of an environment, as a commented YAML file.
 
     Args:
         ingestion: keys of `ingestion` and their values; None is left out.
+        base_model: its source; None for the embedded one.
     """
+    model = "" if base_model is None else f"base_model:\n  source: {_yaml(base_model)}\n"
     given = "\n".join(f"  {key}: {_yaml(value)}" for key, value in ingestion.items() if value is not None)
     return f"""# Made by `raptor init`. Everything here is public: the certificate repeats it, and MLflow keeps it.
-ingestion:
+{model}ingestion:
 {given}
 privacy:
   # Of all that is released, against an attacker who knows everything else. 1 is strong, 8 weak; smaller costs accuracy.

@@ -78,6 +78,7 @@ class Forecast:
         self.training: TrainingConfig = parameters["training"]
         self._evaluation = parameters["evaluation"]
         self._source = parameters["ingestion"].source
+        self._continues = parameters["ingestion"].lengths is not None
         self._layer_plan = {"layers": [layer], "experts": experts}
         if self.privacy.population == "auto":
             raise ParameterError(
@@ -101,7 +102,7 @@ class Forecast:
             "population_source": DECLARED,
             "taken_as_public": [],
         }
-        scope = evaluation_scope(self._evaluation, self._source)
+        scope = evaluation_scope(self._evaluation, self._source, self._continues)
         plan = raptor_plan(self._layer_plan, constants, privacy, training, self._evaluation, scope)
         streams = tuple(
             Stream(
@@ -180,11 +181,19 @@ def most_records(privacy: PrivacyConfig) -> int:
     return privacy.records_per_user if privacy.unit == "user" else 1
 
 
-def measure(base_model: Path, training: TrainingConfig, max_length: int, layer: int, records: int) -> Speed:
+def measure(
+    base_model: Path,
+    training: TrainingConfig,
+    max_length: int,
+    layer: int,
+    records: int,
+    continues: bool = False,
+) -> Speed:
     """Run every engine of the training on made-up records, as many as fit into one forward pass.
 
     Args:
         records: how many will be in memory.
+        continues: whether texts are continued; of the made-up ones all tokens count.
 
     Raises:
         ModelError: a trained parameter has no exact per-record gradient.
@@ -196,20 +205,25 @@ def measure(base_model: Path, training: TrainingConfig, max_length: int, layer: 
 
     from raptor.dp.clipping import ClippingRule
     from raptor.dp.engines import engine_specs
+    from raptor.dp.isolation.synthetic import token_table
     from raptor.dp.records import Batch
     from raptor.dp.streams import RandomSource
     from raptor.dp.trainable import make_trainable
     from raptor.dp.training import resolve_device
-    from raptor.moe.classifier import MoEClassifier
+    from raptor.errors import ModelError
+    from raptor.moe.language import load_untrained
 
     device = resolve_device(training.device)
-    model = MoEClassifier.from_encoder(base_model, 2)
+    model: Any = load_untrained(base_model, 0 if continues else 2)
     trainable = make_trainable(model, training, layer)
     model = model.to(device).eval()
+    table = token_table(model)
+    if table is None:
+        raise ModelError(f"{base_model} holds a model without a table of token embeddings. Use another one.")
     size = training.physical_batch_size
-    ids = torch.randint(0, model.encoder.config.vocab_size, (size, max_length), device=device)
+    ids = torch.randint(0, table.num_embeddings, (size, max_length), device=device)
     zeros = torch.zeros(size, dtype=torch.int64, device=device)
-    batch = Batch(ids, torch.ones_like(ids), zeros, zeros)
+    batch = Batch(ids, torch.ones_like(ids), ids if continues else zeros, zeros)
     noise = RandomSource.secure().stream("forecast/noise")
     weighted = released = 0.0
     steps = training.steps(training.shared) + training.steps(training.expert)

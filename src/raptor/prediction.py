@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,8 +81,8 @@ class Predictor:
             model.to(place).eval(),
             tokenizer,
             names,
-            _text_columns(getattr(config, "text_columns", "text"), directory),
-            _max_length(tokenizer.model_max_length, directory),
+            text_columns(getattr(config, "text_columns", "text"), directory),
+            max_length_of(tokenizer.model_max_length, directory),
             place,
         )
 
@@ -118,7 +118,7 @@ class Predictor:
         return result
 
 
-def _text_columns(given: Any, directory: Path) -> str | tuple[str, ...]:
+def text_columns(given: Any, directory: Path) -> str | tuple[str, ...]:
     """The columns that a model was trained on, as its config says."""
     columns = (given,) if isinstance(given, str) else given
     if not isinstance(columns, list | tuple) or not all(isinstance(name, str) for name in columns):
@@ -129,7 +129,7 @@ def _text_columns(given: Any, directory: Path) -> str | tuple[str, ...]:
     return given if isinstance(given, str) else tuple(columns)
 
 
-def _max_length(given: Any, directory: Path) -> int:
+def max_length_of(given: Any, directory: Path) -> int:
     """Tokens of a text that a model reads; a tokenizer that was told none has a number beyond any text's length."""
     if isinstance(given, bool) or not isinstance(given, int) or not 0 < given <= LONGEST:
         raise ModelError(
@@ -169,10 +169,19 @@ def write_predictions(
             "that ends in .csv, .jsonl or .parquet."
         )
     write = {".jsonl": _write_lines, ".parquet": _write_parquet, ".tsv": _write_tsv}.get(kind, _write_csv)
+    return written_whole(output, lambda partial: write(answers, label_names, partial))
+
+
+def written_whole(output: Path, write: Callable[[Path], int]) -> int:
+    """What `write` writes under another name, moved to its own when it is whole; on any error nothing is left.
+
+    Raises:
+        DataError: it cannot be written.
+    """
     partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
     try:
         try:
-            rows = write(answers, label_names, partial)
+            rows = write(partial)
             partial.replace(output)
         finally:
             partial.unlink(missing_ok=True)
@@ -227,7 +236,7 @@ def _check_output(output: Path, source: Path | None, model: Path | None) -> None
 
 
 @contextmanager
-def _durable(path: Path) -> Iterator[TextIO]:
+def durable(path: Path) -> Iterator[TextIO]:
     with path.open("w", encoding="utf-8", newline="") as file:
         yield file
         file.flush()
@@ -235,13 +244,13 @@ def _durable(path: Path) -> Iterator[TextIO]:
 
 
 def _write_csv(answers: Iterable[Prediction], names: Sequence[str], path: Path) -> int:
-    with _durable(path) as file:
+    with durable(path) as file:
         return _write_rows(answers, names, csv.writer(file, lineterminator="\n"))
 
 
 def _write_tsv(answers: Iterable[Prediction], names: Sequence[str], path: Path) -> int:
     """Quotation marks are text in TSV, here as where it is read."""
-    with _durable(path) as file:
+    with durable(path) as file:
         writer = csv.writer(file, "excel-tab", lineterminator="\n", quoting=csv.QUOTE_NONE, quotechar=None)
         return _write_rows(answers, names, writer)
 
@@ -258,7 +267,7 @@ def _write_rows(answers: Iterable[Prediction], names: Sequence[str], writer: Any
 
 def _write_lines(answers: Iterable[Prediction], names: Sequence[str], path: Path) -> int:
     rows = 0
-    with _durable(path) as file:
+    with durable(path) as file:
         for answer in answers:
             for at, (label, row) in enumerate(zip(answer.labels, answer.probabilities, strict=True)):
                 made = {

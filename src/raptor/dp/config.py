@@ -160,7 +160,8 @@ class TrainingConfig(_Config):
     expert: StreamConfig = Field(default=StreamConfig())
     frozen: tuple[str, ...] = Field(
         default=(),
-        description="name patterns of shared parameters that stay as they are, such as *.shared.weight",
+        description="name patterns of shared parameters that stay as they are, such as lm_head.weight; embeddings for "
+        "the table of token embeddings, whatever it is called",
     )
     owners: Literal["one", "active"] = Field(
         default="one",

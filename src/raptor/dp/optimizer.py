@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from raptor.dp.config import TrainingConfig
 from raptor.dp.noise_aware import Deviation, NoiseAwareOptimizer
 from raptor.dp.trainable import HEAD
 from raptor.errors import CheckpointError
-from raptor.moe.classifier import MoEClassifier
 
 FINAL_SHARE = 0.1
 WEIGHT = "weight"
@@ -22,7 +21,7 @@ class ReleaseOptimizer:
 
     def __init__(
         self,
-        model: MoEClassifier,
+        model: nn.Module,
         names: Sequence[str],
         config: TrainingConfig,
         steps: int,

@@ -59,6 +59,8 @@ class EncodedRecords:
         owners: (units,) int64; zeros where owners play no part, as in a held-out split.
         groups: (units, most records of a unit) int64, positions of each unit's records, -1 behind the last of them;
             None where every record is a unit.
+        prompts: (records,) int64, tokens before the completion, where texts are continued: what follows is predicted,
+            and `labels` plays no part. None where records have classes.
     """
 
     input_ids: Tensor
@@ -66,10 +68,13 @@ class EncodedRecords:
     labels: Tensor
     owners: Tensor
     groups: Tensor | None = None
+    prompts: Tensor | None = None
 
     def __post_init__(self) -> None:
         units = len(self.labels) if self.groups is None else len(self.groups)
         rows = {len(self.input_ids), len(self.lengths), len(self.labels)}
+        if self.prompts is not None:
+            rows.add(len(self.prompts))
         if len(rows) != 1 or units != len(self.owners):
             raise DataError(
                 "Tokens, labels and owners do not belong together: they have different numbers of rows. "
@@ -93,15 +98,33 @@ class EncodedRecords:
     def require_below(self, classes: int, owners: int | None) -> None:
         """Refuse labels or owners that the model does not have; no limit on owners that play no part.
 
+        Args:
+            classes: 0 for a model that continues texts.
+
         Raises:
             DataError: the tables come from different runs.
         """
-        for what, values, limit in (("label", self.labels, classes), ("owner", self.owners, owners)):
+        self.require_task(classes)
+        labels = None if self.prompts is not None else classes
+        for what, values, limit in (("label", self.labels, labels), ("owner", self.owners, owners)):
             if limit is not None and len(values) and not 0 <= int(values.min()) <= int(values.max()) < limit:
                 raise DataError(
                     f"A record has a {what} that the model does not have: label names, records and owners come "
                     "from different runs. Run the ingestion stage again."
                 )
+
+    def require_task(self, classes: int) -> None:
+        """Refuse records of another task than the model's, which has 0 classes where it continues texts.
+
+        Raises:
+            DataError: they come from different runs.
+        """
+        if (classes == 0) != (self.prompts is not None):
+            found = "classes" if self.prompts is None else "completions"
+            raise DataError(
+                f"The records have {found}, but the label names say otherwise: they come from different runs. Run the "
+                "ingestion stage again."
+            )
 
     def require_unit(self, unit: Unit, what: str = "training data", most: int | None = None) -> None:
         """Refuse data that were read for another unit of privacy, of which a unit would move more than is charged.
@@ -131,19 +154,28 @@ class EncodedRecords:
         A unit with fewer records than another gets its first one again, with a label that does not count, so that all
         have as many rows.
         """
+        counts: Tensor | None = None
         if self.groups is None:
-            rows, labels, members = indices, self.labels[indices], 1
+            rows, members = indices, 1
         else:
             members = int(self._counts(indices).max()) if len(indices) else 1
             own = self.groups[indices, :members]
             is_own = own >= 0
             rows = torch.where(is_own, own, own[:, :1]).flatten()
-            labels = self.labels[rows].masked_fill(~is_own.flatten(), IGNORED)
+            counts = is_own.flatten()
         lengths = self.lengths[rows]
         longest = max(int(lengths.max()), 1) if len(rows) else 1
-        mask = torch.arange(longest)[None] < lengths[:, None]
+        place = torch.arange(longest)[None]
+        mask = place < lengths[:, None]
+        ids = self.input_ids[rows, :longest].long()
+        if self.prompts is None:
+            labels = self.labels[rows]
+        else:
+            labels = ids.masked_fill(~mask | (place < self.prompts[rows, None]), IGNORED)
+        if counts is not None:
+            labels = labels.masked_fill(~(counts if labels.ndim == 1 else counts[:, None]), IGNORED)
         return Batch(
-            self.input_ids[rows, :longest].long().to(device),
+            ids.to(device),
             mask.long().to(device),
             labels.to(device),
             self.owners[indices].to(device),
@@ -181,5 +213,5 @@ class EncodedRecords:
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Everything, for a fingerprint."""
-        held = (self.input_ids, self.lengths, self.labels, self.owners)
-        return held if self.groups is None else (*held, self.groups)
+        held = (self.input_ids, self.lengths, self.labels, self.owners, self.groups, self.prompts)
+        return tuple(value for value in held if value is not None)

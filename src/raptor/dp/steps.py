@@ -7,20 +7,19 @@ from dataclasses import replace
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from raptor.accounting.types import Release
 from raptor.dp.clipping import ClippedSum, ClippingRule
 from raptor.dp.config import TrainingConfig
 from raptor.dp.gradients.engine import GradientEngine
-from raptor.dp.gradients.losses import classification_loss
+from raptor.dp.gradients.losses import loss_of
 from raptor.dp.mechanism import GaussianMechanism
 from raptor.dp.optimizer import ReleaseOptimizer
 from raptor.dp.records import EncodedRecords
 from raptor.dp.sampling import PoissonSampler
 from raptor.dp.state import StreamState
 from raptor.dp.team import Alone, Team
-from raptor.moe.classifier import MoEClassifier
 
 
 class Stream(Protocol):
@@ -127,7 +126,7 @@ class NonPrivateStream:
     def __init__(
         self,
         sampler: PoissonSampler,
-        model: MoEClassifier,
+        model: nn.Module,
         names: Sequence[str],
         optimizer: ReleaseOptimizer,
         records: EncodedRecords,
@@ -136,6 +135,7 @@ class NonPrivateStream:
     ) -> None:
         self._sampler = sampler
         self._model = model
+        self._loss = loss_of(model)
         self._parameters = {name: model.get_parameter(name) for name in names}
         self._optimizer = optimizer
         self._records = records
@@ -148,7 +148,7 @@ class NonPrivateStream:
             parameter.requires_grad_(True)
         sample = self._sampler.draw()
         for batch in self._records.physical_batches(sample, self._config.physical_batch_size, self._device):
-            loss = classification_loss(self._model, batch).sum()
+            loss = self._loss(self._model, batch).sum()
             gradients = torch.autograd.grad(loss, list(self._parameters.values()), allow_unused=True)
             for name, gradient in zip(total, gradients, strict=True):
                 if gradient is not None:

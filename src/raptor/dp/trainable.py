@@ -10,12 +10,15 @@ from fnmatch import filter as matching
 from torch import nn
 
 from raptor.dp.config import TrainingConfig
+from raptor.dp.isolation.synthetic import token_table
 from raptor.dp.methods import Scope
 from raptor.errors import ParameterError
 from raptor.moe.adapters import add_lora
 from raptor.moe.roles import expert_parameters, shared_parameters
 
 HEAD = "head."
+EMBEDDINGS = "embeddings"
+"""In `training.frozen` the table of token embeddings, whatever it is called; with it a head that is tied to it."""
 NOTHING_LEFT = "training.frozen leaves no shared parameter to train."
 
 
@@ -99,7 +102,7 @@ def make_trainable(model: nn.Module, config: TrainingConfig, layer: int) -> Trai
         ParameterError: a pattern matches nothing, nothing is left in the shared role, or the rank is too large.
         ModelError: the model has adapters already, or an adapter is not possible.
     """
-    kept = _not_frozen(shared_parameters(model), config.frozen)
+    kept = _not_frozen(shared_parameters(model), _patterns(model, config.frozen))
     if config.trainable == "full":
         experts = expert_parameters(model, layer)
         return _trainable_set(model, config, kept, experts, expert_parameters(model))
@@ -130,6 +133,13 @@ def _trainable_set(
     sizes = {name: model.get_parameter(name).numel() for name in joint}
     total = sum(parameter.numel() for parameter in model.parameters())
     return TrainableSet(config.trainable_set, shared, experts, joint, sizes, total)
+
+
+def _patterns(model: nn.Module, frozen: Sequence[str]) -> list[str]:
+    """Patterns of frozen parameters, `EMBEDDINGS` by the name that the table has in this model."""
+    table = token_table(model)
+    names = [name for name, value in model.named_parameters() if table is not None and value is table.weight]
+    return [pattern for given in frozen for pattern in (names if given == EMBEDDINGS else [given])]
 
 
 def _not_frozen(names: Sequence[str], frozen: Sequence[str]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
+from torch import nn
 
 from raptor.accounting.plan import PrivacyPlan
 from raptor.accounting.types import Adjacency, Release, Unit
@@ -33,7 +34,6 @@ from raptor.dp.team import Alone, Team
 from raptor.dp.trainable import TrainableSet, make_trainable
 from raptor.errors import ParameterError
 from raptor.moe.adapters import merge_lora
-from raptor.moe.classifier import MoEClassifier
 
 
 def resolve_device(name: str) -> torch.device:
@@ -67,7 +67,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: MoEClassifier,
+        model: nn.Module,
         records: EncodedRecords,
         plan: PrivacyPlan,
         config: TrainingConfig,

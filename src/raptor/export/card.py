@@ -59,9 +59,9 @@ def model_card(certificate: Mapping[str, Any], config: Mapping[str, Any], max_le
                 f"{_FRONT}\n# A private text classifier",
                 _what(certificate, config, names, max_length),
                 "\n".join(["## Guarantee", "", *(f"- {plain(line)}" for line in certificate["statement"])]),
-                _bullets("Taken as public, not protected", certificate["taken_as_public"]),
-                _bullets("Not covered", certificate["not_covered"]),
-                f"All figures and assumptions are in `privacy_certificate.md`. {_CHECK}",
+                bullets("Taken as public, not protected", certificate["taken_as_public"]),
+                bullets("Not covered", certificate["not_covered"]),
+                f"All figures and assumptions are in `privacy_certificate.md`. {CHECK}",
                 _load(config),
                 "\n".join(["## Classes", "", *_classes(names)]),
             ]
@@ -70,7 +70,7 @@ def model_card(certificate: Mapping[str, Any], config: Mapping[str, Any], max_le
     )
 
 
-_CHECK = (
+CHECK = (
     "`raptor verify privacy_certificate.json` recomputes them from `privacy_ledger.jsonl` and compares the digest of "
     "these files with it; this card does not count in the digest."
 )
@@ -113,5 +113,6 @@ def _classes(names: list[str]) -> list[str]:
     return shown + ([f"\n{more} more stand in `config.json`."] if more > 0 else [])
 
 
-def _bullets(title: str, items: list[str]) -> str:
+def bullets(title: str, items: list[str]) -> str:
+    """A heading and a list under it."""
     return "\n".join([f"## {title}", "", *(f"- {plain(item)}" for item in items or ["nothing"])])

@@ -13,6 +13,7 @@ from raptor.accounting.certificate import PAPERS, model_digest
 from raptor.accounting.page import render_page
 from raptor.errors import LedgerError
 from raptor.export.card import model_card
+from raptor.export.completion_card import completion_card
 
 CARD, CERTIFICATE, PAGE, LEDGER, AUDIT = PAPERS
 
@@ -46,10 +47,17 @@ class ExportedModel:
 
     def save_to(self, directory: Path) -> None:
         """Write everything into a directory that exists and is empty."""
+        from raptor.moe.classifier import HEAD_FILE
+
         shutil.copytree(self.model, directory, dirs_exist_ok=True)
         config = json.loads((self.model / "config.json").read_text(encoding="utf-8"))
         settings = json.loads((self.model / "tokenizer_config.json").read_text(encoding="utf-8"))
-        card = model_card(self.certificate, config, int(settings["model_max_length"]))
+        length = int(settings["model_max_length"])
+        if (self.model / HEAD_FILE).is_file():
+            card = model_card(self.certificate, config, length)
+        else:
+            decoding = json.loads((self.model / "generation_config.json").read_text(encoding="utf-8"))
+            card = completion_card(self.certificate, config, length, int(decoding["max_new_tokens"]))
         (directory / CARD).write_text(card, encoding="utf-8")
         (directory / PAGE).write_text(render_page(self.certificate), encoding="utf-8")
         (directory / CERTIFICATE).write_text(_json(self.certificate, 2) + "\n", encoding="utf-8")

@@ -90,9 +90,6 @@ def _check_unit(privacy: Any, config: Any) -> None:
 
 
 def _check_source(config: Any) -> None:
-    from raptor.text.columns import Columns
     from raptor.text.sources import check_source
 
-    check_source(
-        config.source, Columns(config.text, config.label, config.split, config.user), config.encoding
-    )
+    check_source(config.source, config.columns, config.encoding)

@@ -14,6 +14,13 @@ from typing import TYPE_CHECKING, Any
 from raptor.reporting import words
 from raptor.reporting.audit import AuditNote
 from raptor.reporting.comparison import Comparison
+from raptor.reporting.completion_report import (
+    completion_figure,
+    completion_numbers,
+    completion_rows,
+    completion_verdict,
+)
+from raptor.reporting.completions import CompletionComparison
 from raptor.reporting.figures import Bar, accuracy_comparison, calibration, confusion_matrix
 from raptor.reporting.guarantee import Guarantee
 from raptor.reporting.methods import LARGEST, MONOLITHIC, NONPRIVATE, NOTES, RAPTOR, TITLES
@@ -30,6 +37,7 @@ PRIORS = (0.01, 0.1, 0.5)
 # An accuracy that the noise blurs by more than this, at two standard errors, is shown as a range.
 SHARP = 0.1
 UNREADABLE = "Not measurable at this noise"
+NO_CLASSES = "Texts are continued: there are no classes"
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ class ReportInputs:
     audit: what attacks on the mechanism found, or that none were made.
     """
 
-    comparison: Comparison
+    comparison: Comparison | CompletionComparison
     labels: Sequence[str]
     guarantee: Guarantee
     routing: Figure
@@ -85,8 +93,10 @@ def method_bars(comparison: Comparison, epsilon: float) -> list[Bar]:
     ]
 
 
-def verdict(comparison: Comparison, epsilon: float) -> str:
+def verdict(comparison: Comparison | CompletionComparison, epsilon: float) -> str:
     """One sentence: what the model can do at this epsilon, compared with doing nothing and with no privacy."""
+    if isinstance(comparison, CompletionComparison):
+        return completion_verdict(comparison, epsilon)
     start = f"At a proven epsilon of {words.round_up(epsilon)}, the private model"
     if comparison.floor is None:
         return (
@@ -114,13 +124,15 @@ def verdict(comparison: Comparison, epsilon: float) -> str:
     return f"{sentence} and {words.percent(comparison.accuracies[NONPRIVATE].value)} without privacy."
 
 
-def big_numbers(comparison: Comparison, guarantee: Guarantee) -> list[BigNumber]:
-    """Epsilon, accuracy, gain kept."""
+def big_numbers(comparison: Comparison | CompletionComparison, guarantee: Guarantee) -> list[BigNumber]:
+    """Epsilon, accuracy, gain kept; or epsilon, exact match, perplexity."""
     budget = BigNumber(
         words.round_up(guarantee.epsilon),
         f"epsilon for one {guarantee.unit}",
         f"budget {guarantee.target:g}, delta {words.small(guarantee.delta)}",
     )
+    if isinstance(comparison, CompletionComparison):
+        return [budget, *(BigNumber(*item) for item in completion_numbers(comparison))]
     if comparison.floor is None:
         deviation = (
             f"noise of {words.compact(round(comparison.total_noise, 1))} records, one standard deviation"
@@ -201,7 +213,10 @@ def render_report(inputs: ReportInputs) -> str:
         big=big_numbers(comparison, guarantee),
         figures=_figures(inputs),
         comparison=comparison,
-        rows=_rows(comparison),
+        continues=isinstance(comparison, CompletionComparison),
+        rows=completion_rows(comparison)
+        if isinstance(comparison, CompletionComparison)
+        else _rows(comparison),
         recall=_recall(inputs),
         evaluation=comparison.summary,
         guarantee=guarantee,
@@ -223,9 +238,10 @@ def render_report(inputs: ReportInputs) -> str:
 
 
 def _recall(inputs: ReportInputs) -> list[tuple[str, Estimate]]:
-    if not inputs.comparison.is_measurable:
+    comparison = inputs.comparison
+    if isinstance(comparison, CompletionComparison) or not comparison.is_measurable:
         return []
-    return list(zip(inputs.labels, inputs.comparison.metrics[RAPTOR].recall, strict=True))
+    return list(zip(inputs.labels, comparison.metrics[RAPTOR].recall, strict=True))
 
 
 def _rows(comparison: Comparison) -> list[dict[str, Any]]:
@@ -273,8 +289,17 @@ def _figures(inputs: ReportInputs) -> dict[str, Any]:
 
 def _evaluation_figures(inputs: ReportInputs) -> dict[str, tuple[Figure, str, str]]:
     """Name -> figure, title, description; of an evaluation that can be read."""
-    tables, metrics = inputs.comparison.tables[RAPTOR], inputs.comparison.metrics[RAPTOR]
-    bars = method_bars(inputs.comparison, inputs.guarantee.epsilon)
+    comparison, epsilon = inputs.comparison, inputs.guarantee.epsilon
+    if isinstance(comparison, CompletionComparison):
+        return {
+            "completions": (
+                completion_figure(comparison, epsilon),
+                "Exact match and perplexity of every method",
+                completion_verdict(comparison, epsilon),
+            )
+        }
+    tables, metrics = comparison.tables[RAPTOR], comparison.metrics[RAPTOR]
+    bars = method_bars(comparison, epsilon)
     return {
         "accuracy": (
             accuracy_comparison(bars),

@@ -24,6 +24,7 @@ REPLACED = "texts with U+FFFD, the sign of a letter lost earlier"
 CONTROLS = (
     "texts with control characters U+0080 to U+009F; read as cp1252 they may be quotation marks and dashes"
 )
+UNANSWERED = "records without a completion, from which nothing is learnt"
 ZEROS = "texts with zero characters"
 ODD = re.compile("[\x00\x80-\x9f\ufeff\ufffd]")
 BYTE_ORDER_MARK = "\ufeff"
@@ -43,6 +44,7 @@ class Collected:
     texts: list[pa.Array] = field(default_factory=list)
     pairs: list[pa.Array] = field(default_factory=list)
     users: list[pa.Array] = field(default_factory=list)
+    completions: list[pa.Array] = field(default_factory=list)
     codes: list[NDArray[np.int32]] = field(default_factory=list)
     splits: list[NDArray[np.int8]] = field(default_factory=list)
     hashes: list[NDArray[np.int64]] = field(default_factory=list)
@@ -76,6 +78,9 @@ class Collected:
         if pairs is not None:
             self.pairs.append(pa.array(pairs, pa.string()))
             keys = zip(texts, pairs, strict=True)
+        if batch.completion is not None:
+            answers = self._answers(batch)
+            keys = zip(texts, pairs or texts, answers, strict=True)
         self.hashes.append(np.fromiter(map(hash, keys), dtype=np.int64, count=len(texts)))
         self.numbers.append(np.asarray(batch.numbers, dtype=np.int64))
         self.origins.append((batch.file, batch.unit, len(batch)))
@@ -83,6 +88,16 @@ class Collected:
         self.splits.append(self._split_codes(batch, split))
         if batch.user is not None:
             self.users.append(self._user_names(batch))
+
+    def _answers(self, batch: Batch) -> list[str]:
+        """Completions; blank ones are empty, so that all of them mean that there is none."""
+        answers = _texts(batch, batch.completion or [], self.columns.completion or "", self.findings)
+        answers = [answer if answer.strip() else "" for answer in answers]
+        for row, answer in enumerate(answers):
+            if not answer:
+                self.findings.add(UNANSWERED, batch.place(row))
+        self.completions.append(pa.array(answers, pa.string()))
+        return answers
 
     def _label_codes(self, batch: Batch) -> NDArray[np.int32]:
         self.class_names.add(batch.class_names)

@@ -1,4 +1,4 @@
-"""Which columns of a source hold text, label, split and user."""
+"""Which columns of a source hold text, label or completion, split and user."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from raptor.text.problems import Place, RecordError
 
 # Records handed on at once: enough to amortise the overhead, few enough to keep memory flat.
 CHUNK = 10_000
+# Roles whose column must hold text.
+TEXTS = ("text", "pair", "completion")
 
 
 @dataclass
@@ -31,6 +33,7 @@ class Batch:
     label: list[Any] | None = None
     split: list[Any] | None = None
     user: list[Any] | None = None
+    completion: list[Any] | None = None
     class_names: tuple[str, ...] | None = None
 
     def place(self, row: int) -> Place:
@@ -49,6 +52,7 @@ class Columns:
         label: None where there is nothing to learn, as for prediction.
         split: column that says train, validation or test.
         user: column that says whose record it is.
+        completion: the text that is to follow, where texts are continued; then there is no label.
 
     Raises:
         ParameterError: a role has no name, or two roles share one column.
@@ -58,6 +62,7 @@ class Columns:
     label: str | None
     split: str | None = None
     user: str | None = None
+    completion: str | None = None
 
     def __post_init__(self) -> None:
         names = (self.text,) if isinstance(self.text, str) else self.text
@@ -68,7 +73,7 @@ class Columns:
 
     def _refuse_shared(self, texts: list[str]) -> None:
         roles: list[tuple[str, str | None]] = [("text", name) for name in texts]
-        roles += [("label", self.label), ("split", self.split), ("user", self.user)]
+        roles += self._others()
         seen: dict[str, str] = {}
         for role, name in roles:
             if name is None:
@@ -80,12 +85,21 @@ class Columns:
                 )
             seen[name] = role
 
+    def _others(self) -> list[tuple[str, str | None]]:
+        """Roles and columns beside those of the text itself."""
+        return [
+            ("label", self.label),
+            ("split", self.split),
+            ("user", self.user),
+            ("completion", self.completion),
+        ]
+
     def resolve(self, header: Sequence[str], file: str, needed: bool = True) -> Layout:
         """Find the columns in a header.
 
         Args:
             header: names as they stand in the file.
-            needed: False where a record may lack a label, split or user, as in JSON.
+            needed: False where a record may lack a label, completion, split or user, as in JSON.
 
         Raises:
             RecordError: a column is missing, or its name stands there twice.
@@ -93,7 +107,7 @@ class Columns:
         texts = self._text_names(header)
         roles: list[tuple[str, str | None]] = [("text", texts[0])]
         roles.append(("pair", texts[1] if len(texts) == 2 else None))
-        roles += [("label", self.label), ("split", self.split), ("user", self.user)]
+        roles += self._others()
         places: dict[str, int | None] = {}
         for role, name in roles:
             if name is None or (not needed and role not in ("text", "pair") and name not in header):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raptor.text.checks import (
@@ -23,7 +24,7 @@ from raptor.text.labels import Meaning, interpret
 from raptor.text.problems import Findings, Place, RecordError
 from raptor.text.report import DataReport
 from raptor.text.sources import Source, open_source
-from raptor.text.splits import SPLITS, TEST, TRAIN, VALIDATION, draw_held_out, draw_users
+from raptor.text.splits import SPLITS, TEST, TRAIN, UNLABELLED, VALIDATION, draw_held_out, draw_users
 
 NO_LABEL = -1
 SCHEMA = pa.schema(
@@ -33,6 +34,7 @@ SCHEMA = pa.schema(
         ("label", pa.int64()),
         ("split", pa.string()),
         ("user", pa.string()),
+        ("completion", pa.string()),
     ]
 )
 
@@ -43,8 +45,9 @@ class Records:
 
     Args:
         table: columns `text`, `text_pair` (null where records have one text), `label` (null where there is
-            none), `split` (train, validation, test or unlabelled), `user` (null where not asked for).
-        label_names: class names; `label` is an index into them.
+            none), `split` (train, validation, test or unlabelled), `user` and `completion` (null where not asked for).
+        label_names: class names; `label` is an index into them. None where texts are continued: there `label` is 0 of
+            records that are used, and null of others.
         held_out: the split that models are measured on, None when there is none.
         report: counts and warnings. Private, like the table.
     """
@@ -122,9 +125,9 @@ class _Assembly:
         self.codes = np.concatenate(collected.codes)
 
     def records(self) -> Records:
-        if self.columns.label is not None:
+        if self.columns.label is not None or self.columns.completion is not None:
             check_texts(self.hashes, self.source.parts[0].name)
-        labels, names, held_out = self._labels() if self.columns.label is not None else self._no_labels()
+        labels, names, held_out = self._learnt()
         users = self._users()
         if users is not None:
             remark_users(users.dictionary.to_pylist(), self.findings)
@@ -156,6 +159,31 @@ class _Assembly:
                 return Place(file, int(self.numbers[row]), unit)
             start += size
         raise IndexError(row)
+
+    def _learnt(self) -> tuple[NDArray[np.int64], tuple[str, ...], str | None]:
+        """Class of each record (-1 for none), class names, held-out split."""
+        if self.columns.completion is not None:
+            return self._completions()
+        return self._labels() if self.columns.label is not None else self._no_labels()
+
+    def _completions(self) -> tuple[NDArray[np.int64], tuple[str, ...], str | None]:
+        """One nameless class of all records that are trained on, or that have a completion to be measured on."""
+        answered = np.concatenate(
+            [np.asarray(pc.not_equal(part, ""), dtype=bool) for part in self.collected.completions]
+        )
+        self._require_training()
+        self._hold_out(np.where(answered, 0, NO_LABEL))
+        training = self.splits == SPLITS.index(TRAIN)
+        if not (training & answered).any():
+            raise RecordError(
+                "no training record has a completion.",
+                place=self.source.parts[0].name,
+                column=self.columns.completion,
+                advice="Check which column is the completion.",
+            )
+        used = (training | answered) & (self.splits != SPLITS.index(UNLABELLED))
+        labels = np.where(used, 0, NO_LABEL).astype(np.int64)
+        return labels, (), self._held_out(labels)
 
     def _labels(self) -> tuple[NDArray[np.int64], tuple[str, ...], str | None]:
         """Class of each record (-1 for none), class names, held-out split."""
@@ -278,5 +306,6 @@ class _Assembly:
             pa.array(labels, mask=labels == NO_LABEL),
             names,
             pa.chunked_array(self.collected.users) if self.collected.users else absent,
+            pa.chunked_array(self.collected.completions) if self.collected.completions else absent,
         ]
         return pa.table(columns, schema=SCHEMA)

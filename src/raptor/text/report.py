@@ -85,5 +85,7 @@ class DataReport:
 
 
 def _count(labels: NDArray[np.int64], names: Sequence[str]) -> dict[str, int]:
+    if not names:
+        return {}
     counts = np.bincount(labels[labels >= 0], minlength=len(names))
     return {name: int(count) for name, count in zip(names, counts, strict=True)}

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 
-from raptor.text.columns import CHUNK, Batch, Columns, Layout
+from raptor.text.columns import CHUNK, TEXTS, Batch, Columns, Layout
 from raptor.text.files import readable, unchanged
 from raptor.text.problems import RecordError
 
@@ -221,7 +221,7 @@ def _check_type(role: str, kind: pa.DataType, file: str, name: str) -> None:
         return
     numeric = pa.types.is_integer(inner) or pa.types.is_boolean(inner)
     numeric = numeric or pa.types.is_floating(inner) or pa.types.is_decimal(inner)
-    if role in ("text", "pair"):
+    if role in TEXTS:
         raise RecordError(
             f"the column holds {inner}, not text.",
             place=file,

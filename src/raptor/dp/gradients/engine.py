@@ -18,7 +18,7 @@ from raptor.dp.clipping import ClippedSum, ClippingRule, clip_and_sum
 from raptor.dp.gradients.coverage import claim, claim_experts
 from raptor.dp.gradients.fused import FusedRms, is_rms_norm
 from raptor.dp.gradients.kernels import Way, accumulate
-from raptor.dp.gradients.losses import RecordLoss, classification_loss
+from raptor.dp.gradients.losses import RecordLoss, loss_of
 from raptor.dp.gradients.routed import FrozenExperts
 from raptor.dp.gradients.taps import Pass, Tap
 from raptor.dp.records import Batch
@@ -31,7 +31,7 @@ class EngineOptions(TypedDict, total=False):
     """What every engine can be told.
 
     Attributes:
-        loss: one loss per record; the cross-entropy of a classification head by default.
+        loss: one loss per record; by default the one that goes with the model (`raptor.dp.gradients.losses.loss_of`).
         way: how norms of linear layers are computed; the cheaper one by default.
         autocast: type of the forward pass, such as bfloat16; norms and sums stay in float32.
         fused: whether norms and frozen experts run in faster forms than the library's (`raptor.dp.gradients.fused`,
@@ -112,7 +112,7 @@ class _TappedGradients:
         self.scales: Mapping[str, float] = {}
         self._model = model
         self._taps = list(taps)
-        self._loss = options.get("loss", classification_loss)
+        self._loss = options.get("loss") or loss_of(model)
         self._way = options.get("way", "auto")
         self._autocast = options.get("autocast")
         claimed = {name for tap in taps for name in tap.parameters}

@@ -10,8 +10,14 @@ from torch.nn import functional
 
 from raptor.dp.gradients.kernels import accumulate
 from raptor.dp.records import IGNORED, Batch
+from raptor.moe.language import is_language_model
 
 RecordLoss = Callable[[nn.Module, Batch], Tensor]
+
+
+def loss_of(model: nn.Module) -> RecordLoss:
+    """The loss that a model is trained with: of the next token for a language model, else of the class."""
+    return causal_loss if is_language_model(model) else classification_loss
 
 
 def classification_loss(model: nn.Module, batch: Batch) -> Tensor:

@@ -12,13 +12,13 @@ from raptor.dp.methods import Method
 from raptor.dp.records import EncodedRecords
 from raptor.dp.training import Trainer, random_source, resolve_device
 from raptor.errors import DataError
-from raptor.moe.classifier import MoEClassifier
+from raptor.moe.language import load_untrained
 from raptor.pipelines.evaluation.config import EvaluationConfig, EvaluationScope
-from raptor.pipelines.evaluation.scoring import score_model
+from raptor.pipelines.evaluation.noise import Answers, read_answers
+from raptor.pipelines.evaluation.scoring import score
 from raptor.pipelines.training.planning import monolithic_plan, require_isolated
 from raptor.progress import track
 from raptor.reporting.methods import BASE, MONOLITHIC, NONPRIVATE, RAPTOR, TITLES
-from raptor.reporting.tables import EvaluationTables
 
 METHODS: Mapping[str, Method] = {NONPRIVATE: "nonprivate", MONOLITHIC: "monolithic"}
 
@@ -35,19 +35,21 @@ def baseline_tables(
     privacy: PrivacyConfig,
     training: TrainingConfig,
     evaluation: EvaluationConfig,
-) -> dict[str, EvaluationTables]:
+) -> dict[str, Answers]:
     """Exact, private tables of the base model and of each baseline that the scope allows to train.
+
+    `classes` is 0 where texts are continued.
 
     The trained baselines use RAPTOR's sampler, rate, number of steps and optimizer. The monolithic one spends
     the whole budget of the plan on one stream. Their releases are not recorded: the scope lets them train on
     public records only, and their models are dropped once they are scored.
     """
     device = resolve_device(training.device)
-    tables = {}
+    tables: dict[str, Answers] = {}
     for name in scope.models:
         if name == RAPTOR:
             continue
-        model = MoEClassifier.from_encoder(base_model, classes)
+        model = load_untrained(base_model, classes)
         if name != BASE:
             own_plan = plan
             if name == MONOLITHIC:
@@ -60,14 +62,7 @@ def baseline_tables(
             for _ in track(trainer.steps(METHODS[name]), description, steps, long=True):
                 pass
             trainer.finish()
-        tables[name] = score_model(
-            model,
-            heldout,
-            evaluation.calibration_bins,
-            evaluation.batch_size,
-            device,
-            f"Evaluating: {TITLES[name]}",
-        )
+        tables[name] = score(model, heldout, evaluation, device, f"Evaluating: {TITLES[name]}")
     return tables
 
 
@@ -87,7 +82,7 @@ def scaled(training: TrainingConfig, factor: float) -> TrainingConfig:
     )
 
 
-def results_to_json(tables: Mapping[str, EvaluationTables], plan: Mapping[str, Any]) -> dict[str, Any]:
+def results_to_json(tables: Mapping[str, Answers], plan: Mapping[str, Any]) -> dict[str, Any]:
     """`baseline_results`: tables by method, and the plan that they belong to."""
     return {
         "plan": plan_digest(plan),
@@ -97,7 +92,7 @@ def results_to_json(tables: Mapping[str, EvaluationTables], plan: Mapping[str, A
 
 def results_from_json(
     results: Mapping[str, Any], plan: Mapping[str, Any], wanted: Sequence[str]
-) -> dict[str, EvaluationTables]:
+) -> dict[str, Answers]:
     """Tables of the wanted methods.
 
     Raises:
@@ -112,4 +107,4 @@ def results_from_json(
             f"baseline_results {why}. Run `kedro run --pipelines evaluation` to make it again with the present "
             "parameters."
         )
-    return {name: EvaluationTables.from_json(found[name]) for name in wanted}
+    return {name: read_answers(found[name]) for name in wanted}

@@ -15,8 +15,9 @@ Baseline = Literal["largest_class", "base_model", "nonprivate", "monolithic"]
 TRAINED: tuple[Baseline, ...] = ("nonprivate", "monolithic")
 ALL_BASELINES: tuple[Baseline, ...] = ("largest_class", "base_model", *TRAINED)
 
-# A confusion matrix and a reliability table.
+# A confusion matrix and a reliability table; of completions one table.
 TABLES_PER_MODEL = 2
+TABLES_OF_COMPLETIONS = 1
 # Noise multiplier of a table times epsilon, where `noise_multiplier` is auto.
 AUTO_NOISE = 30.0
 
@@ -61,6 +62,11 @@ class EvaluationConfig(BaseModel):
         )
     )
     calibration_bins: int = Field(default=10, ge=2, le=100, description="bins of the reliability table")
+    loss_bound: Literal["auto"] | Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)] = Field(
+        default="auto",
+        description="where texts are continued, the loss of a held-out record counts up to so many nats a token; auto "
+        "for that of a model that gives all tokens the same chance, ln(vocabulary)",
+    )
     batch_size: int = Field(default=256, gt=0, description="records of one forward pass; changes no result")
 
     def noise_for(self, epsilon: float) -> float:
@@ -82,10 +88,12 @@ class EvaluationScope:
     """What will be evaluated, and how many noisy tables that needs.
 
     models: methods that are models and get their own tables, the private model first.
+    tables_per_model: tables that one model's answers take.
     """
 
     records_are_public: bool
     baselines: tuple[Baseline, ...]
+    tables_per_model: int = TABLES_PER_MODEL
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -94,19 +102,31 @@ class EvaluationScope:
     @property
     def releases(self) -> int:
         """Noisy tables to reserve in the privacy plan: none for public records."""
-        return 0 if self.records_are_public else TABLES_PER_MODEL * len(self.models)
+        return 0 if self.records_are_public else self.tables_per_model * len(self.models)
 
 
-def evaluation_scope(config: EvaluationConfig, source: str) -> EvaluationScope:
+def evaluation_scope(config: EvaluationConfig, source: str, continues: bool = False) -> EvaluationScope:
     """Settle `auto` for a source of records; pure, so that the privacy plan can reserve its releases first.
 
+    Args:
+        continues: whether texts are continued, and not told apart by classes.
+
     Raises:
-        ParameterError: a baseline is asked for that private records do not allow.
+        ParameterError: a baseline is asked for that private records, or completions, do not allow.
     """
+    possible = tuple(name for name in ALL_BASELINES if not (continues and name == LARGEST))
+    tables = TABLES_OF_COMPLETIONS if continues else TABLES_PER_MODEL
     public = source == EMBEDDED if config.records_are_public == "auto" else config.records_are_public
     if config.baselines == "auto":
-        return EvaluationScope(public, tuple(name for name in ALL_BASELINES if public or name not in TRAINED))
-    asked = tuple(name for name in ALL_BASELINES if name in config.baselines)
+        return EvaluationScope(
+            public, tuple(name for name in possible if public or name not in TRAINED), tables
+        )
+    if absent := set(config.baselines) - set(possible):
+        raise ParameterError(
+            f"evaluation.baselines asks for {', '.join(absent)}, but texts are continued (ingestion.completion), and "
+            "there are no classes. Leave it out."
+        )
+    asked = tuple(name for name in possible if name in config.baselines)
     refused = [name for name in asked if name in TRAINED]
     if refused and not public:
         raise ParameterError(
@@ -114,4 +134,4 @@ def evaluation_scope(config: EvaluationConfig, source: str) -> EvaluationScope:
             "private: training them again needs the records without protection, or a second budget. Leave them "
             "out, or, if the records are public text, set evaluation.records_are_public=true."
         )
-    return EvaluationScope(public, asked)
+    return EvaluationScope(public, asked, tables)

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from raptor.accounting.plan import PrivacyPlan
 from raptor.dp.clipping import ClippingRule
 from raptor.dp.config import TrainingConfig
 from raptor.dp.engines import engine_specs
-from raptor.dp.gradients.losses import classification_loss
+from raptor.dp.gradients.losses import loss_of
 from raptor.dp.mechanism import GaussianMechanism
 from raptor.dp.plan import DIAGNOSTICS
 from raptor.dp.records import EncodedRecords
@@ -25,8 +26,11 @@ from raptor.dp.training import resolve_device
 from raptor.moe.classifier import MoEClassifier
 from raptor.pipelines.evaluation.noise import noised_table
 
-# The loss of a record counts up to so many times the loss of an answer that gives all classes the same chance.
+# The loss of a record counts up to so many times that of an answer that gives all classes, or tokens, the same chance.
 LOSS_BOUND = 2.0
+
+
+Model = MoEClassifier | PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Tally:
 
 
 def exact_tallies(
-    model: MoEClassifier, records: EncodedRecords, plan: PrivacyPlan, training: TrainingConfig
+    model: Model, records: EncodedRecords, plan: PrivacyPlan, training: TrainingConfig
 ) -> dict[str, Tally]:
     """The sums that are asked for. Private; the model is moved to the device of the training.
 
@@ -55,7 +59,7 @@ def exact_tallies(
         as the isolation gate has shown before training.
     """
     device = resolve_device(training.device)
-    model = model.to(device).eval()
+    model = model.to(device).eval()  # type: ignore[arg-type]
     makers = {"loss": _loss, "clipped_fraction": _clipped, "expert_load": _load}
     return {name: makers[name](model, records, plan, training, device) for name in training.diagnostics}
 
@@ -84,23 +88,25 @@ def release_tallies(
 
 
 def _loss(
-    model: MoEClassifier,
+    model: Model,
     records: EncodedRecords,
     plan: PrivacyPlan,
     training: TrainingConfig,
     device: torch.device,
 ) -> Tally:
-    bound = LOSS_BOUND * math.log(max(model.num_labels, 2))
+    answers = model.num_labels if isinstance(model, MoEClassifier) else int(model.config.vocab_size)
+    bound = LOSS_BOUND * math.log(max(answers, 2))
+    loss = loss_of(model)
     total = 0.0
     with torch.no_grad():
         for batch in _batches(records, training, device):
-            losses = classification_loss(model, batch).double().cpu()
+            losses = loss(model, batch).double().cpu()
             total += float(torch.nan_to_num(losses, nan=bound, posinf=bound).clamp(0.0, bound).sum())
     return Tally(("loss",), np.array([total]), bound)
 
 
 def _clipped(
-    model: MoEClassifier,
+    model: Model,
     records: EncodedRecords,
     plan: PrivacyPlan,
     training: TrainingConfig,
@@ -120,7 +126,7 @@ def _clipped(
 
 
 def _load(
-    model: MoEClassifier,
+    model: Model,
     records: EncodedRecords,
     plan: PrivacyPlan,
     training: TrainingConfig,

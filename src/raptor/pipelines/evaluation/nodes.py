@@ -41,7 +41,7 @@ def train_baselines(
     from raptor.pipelines.training.planning import require_planned
     from raptor.pipelines.training.records import encoded_records, held_out_records
 
-    scope = evaluation_scope(evaluation, str(public_constants["source"]))
+    scope = evaluation_scope(evaluation, str(public_constants["source"]), not label_names)
     plan = read_plan(privacy_plan)
     require_scope(scope, plan)
     require_planned(plan, training)
@@ -77,10 +77,12 @@ def evaluate_model(
 
     Guarantee:
         Of private records, released are two tables a model with Gaussian noise: a confusion matrix
-        (sensitivity 1) and a reliability table (sensitivity sqrt(3)), by the stream `evaluation` of the plan;
-        everything else is post-processing. Adjacency and unit are the plan's. Public records are evaluated
-        exactly and nothing is claimed for them. Assumes that a record's answer depends on that record and on
-        released weights alone, and that `evaluation.records_are_public` is true only of public records.
+        (sensitivity 1) and a reliability table (sensitivity sqrt(3)); or, where texts are continued, one table of
+        four sums to each of which a record adds at most 1 (sensitivity 2), its loss cut at a public bound. All go by
+        the stream `evaluation` of the plan; everything else is post-processing. Adjacency and unit are the plan's.
+        Public records are evaluated exactly and nothing is claimed for them. Assumes that a record's answer depends
+        on that record and on released weights alone, and that `evaluation.records_are_public` is true only of public
+        records.
 
     Raises:
         BudgetError: the plan has reserved no, or too few, releases for this evaluation.
@@ -91,41 +93,38 @@ def evaluate_model(
     from raptor.dp.training import random_source, resolve_device
     from raptor.errors import ModelError
     from raptor.moe.classifier import MoEClassifier
+    from raptor.moe.language import load_tuned
     from raptor.pipelines.evaluation.baselines import results_from_json
     from raptor.pipelines.evaluation.consistency import require_certified, require_scope
     from raptor.pipelines.evaluation.noise import release_tables
-    from raptor.pipelines.evaluation.scoring import score_model
+    from raptor.pipelines.evaluation.scoring import score
     from raptor.pipelines.training.records import held_out_records
-    from raptor.reporting.comparison import EXACT, NOT_MEASURABLE, compare, metrics_to_json
+    from raptor.reporting.comparison import EXACT, NOT_MEASURABLE
+    from raptor.reporting.evaluation import evaluation_to_json
     from raptor.reporting.methods import RAPTOR
 
-    scope = evaluation_scope(evaluation, str(public_constants["source"]))
+    scope = evaluation_scope(evaluation, str(public_constants["source"]), not label_names)
     plan = read_plan(privacy_plan)
     require_scope(scope, plan)
     model_digest = require_certified(plan, privacy_ledger, raptor_model)
     baselines = results_from_json(baseline_results, privacy_plan, scope.models[1:])
-    model = MoEClassifier.from_pretrained(raptor_model)
-    if model.num_labels != len(label_names):
+    model = load_tuned(raptor_model)
+    classes = model.num_labels if isinstance(model, MoEClassifier) else 0
+    if classes != len(label_names):
         raise ModelError(
-            f"{raptor_model} knows {model.num_labels} classes, but label_names has {len(label_names)}. They come "
+            f"{raptor_model} knows {classes} classes, but label_names has {len(label_names)}. They come "
             "from different runs: run the training stage again."
         )
-    own = score_model(
-        model,
-        held_out_records(private_heldout, plan.unit),
-        evaluation.calibration_bins,
-        evaluation.batch_size,
-        resolve_device(training.device),
-        "Evaluating: RAPTOR",
-    )
+    heldout = held_out_records(private_heldout, plan.unit)
+    heldout.require_task(classes)
+    own = score(model, heldout, evaluation, resolve_device(training.device), "Evaluating: RAPTOR")
     tables = {RAPTOR: own, **baselines}
     log: list[dict[str, Any]] = [{"stream": EVALUATION, "releases": 0, "why": EXACT}]
     if not scope.records_are_public:
         tables, log = release_tables(tables, plan, raptor_model, release_journals, random_source(training))
-    comparison = compare(tables, scope.baselines, scope.records_are_public)
-    metrics = metrics_to_json(comparison)
+    metrics = evaluation_to_json(tables, scope.baselines, scope.records_are_public)
     metrics["model"] = model_digest
-    if not comparison.is_measurable:
+    if not metrics["measurable"]:
         # Noisy tables decided that, so saying it reveals nothing more than they do.
         logger.warning("%s", NOT_MEASURABLE)
     logger.info("%s", metrics["evaluation"])
@@ -145,10 +144,10 @@ def release_diagnostics(
 
     Guarantee:
         Released is one Gaussian release for each figure, by the stream `diagnostics` of the plan: the loss of a
-        record cut at 2 ln(classes), one indicator a stream of a gradient that is clipped, the record's owner.
-        Sensitivities: that bound, the root of the number of streams, 1. Adjacency and unit are the plan's. They are
-        noisy for public records too. Assumes that a record's figures depend on that record and on released weights
-        alone.
+        record cut at 2 ln(classes), or 2 ln(vocabulary) where texts are continued; one indicator a stream of a
+        gradient that is clipped; the record's owner. Sensitivities: that bound, the root of the number of streams, 1.
+        Adjacency and unit are the plan's. They are noisy for public records too. Assumes that a record's figures
+        depend on that record and on released weights alone.
 
     Raises:
         BudgetError: the plan has reserved no such releases, or does not belong to the model.
@@ -156,7 +155,7 @@ def release_diagnostics(
     from raptor.accounting.plan import read_plan
     from raptor.dp.plan import DIAGNOSTICS
     from raptor.dp.training import random_source
-    from raptor.moe.classifier import MoEClassifier
+    from raptor.moe.language import load_tuned
     from raptor.pipelines.evaluation.consistency import require_certified
     from raptor.pipelines.evaluation.diagnostics import exact_tallies, release_tallies
     from raptor.pipelines.evaluation.noise import release_once
@@ -170,7 +169,7 @@ def release_diagnostics(
     require_certified(plan, privacy_ledger, raptor_model)
     records = encoded_records(private_train, owner_partition, plan.layer)
     records.require_unit(plan.unit)
-    tallies = exact_tallies(MoEClassifier.from_pretrained(raptor_model), records, plan, training)
+    tallies = exact_tallies(load_tuned(raptor_model), records, plan, training)
     content = release_once(
         plan.stream(DIAGNOSTICS),
         plan,
@@ -186,15 +185,20 @@ def draw_figures(
     evaluation_metrics: Mapping[str, Any], label_names: Sequence[str], privacy_certificate: Mapping[str, Any]
 ) -> tuple[Figure, Figure, Figure]:
     """Accuracy of all methods, confusion matrix and calibration of the private model; released numbers only."""
-    from raptor.reporting.comparison import comparison_from_json
+    from raptor.reporting.completion_report import completion_figure
+    from raptor.reporting.completions import CompletionComparison
+    from raptor.reporting.evaluation import evaluation_from_json
     from raptor.reporting.figures import accuracy_comparison, calibration, confusion_matrix, message
     from raptor.reporting.methods import RAPTOR
-    from raptor.reporting.report import UNREADABLE, method_bars
+    from raptor.reporting.report import NO_CLASSES, UNREADABLE, method_bars
 
-    comparison = comparison_from_json(evaluation_metrics)
-    tables = comparison.tables[RAPTOR]
+    comparison = evaluation_from_json(evaluation_metrics)
     if not comparison.is_measurable:
         return message(UNREADABLE), message(UNREADABLE), message(UNREADABLE)
+    if isinstance(comparison, CompletionComparison):
+        drawn = completion_figure(comparison, float(privacy_certificate["epsilon"]))
+        return drawn, message(NO_CLASSES), message(NO_CLASSES)
+    tables = comparison.tables[RAPTOR]
     return (
         accuracy_comparison(method_bars(comparison, float(privacy_certificate["epsilon"]))),
         confusion_matrix(tables, label_names),
@@ -223,7 +227,7 @@ def write_report(
     from raptor.pipelines.selection.figure import draw
     from raptor.pipelines.selection.profile import headline
     from raptor.reporting.audit import read_audit
-    from raptor.reporting.comparison import comparison_from_json
+    from raptor.reporting.evaluation import evaluation_from_json
     from raptor.reporting.guarantee import read_guarantee
     from raptor.reporting.report import ReportInputs, flat_parameters, render_report
 
@@ -234,7 +238,7 @@ def write_report(
     require_one_run(evaluation_metrics, privacy_plan, privacy_certificate, privacy, training)
     return render_report(
         ReportInputs(
-            comparison=comparison_from_json(evaluation_metrics),
+            comparison=evaluation_from_json(evaluation_metrics),
             labels=label_names,
             guarantee=read_guarantee(privacy_plan, privacy_certificate),
             routing=routing,

@@ -17,13 +17,22 @@ from raptor.dp.clipping import ClippedSum
 from raptor.dp.mechanism import GaussianMechanism
 from raptor.dp.plan import EVALUATION
 from raptor.errors import BudgetError
-from raptor.pipelines.evaluation.config import TABLES_PER_MODEL
+from raptor.pipelines.evaluation.config import TABLES_OF_COMPLETIONS, TABLES_PER_MODEL
+from raptor.reporting.completions import SENSITIVITY, CompletionTable
 from raptor.reporting.tables import CONFUSION_SENSITIVITY, RELIABILITY_SENSITIVITY, EvaluationTables
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from raptor.dp.streams import RandomSource
+
+
+Answers = EvaluationTables | CompletionTable
+
+
+def read_answers(value: Mapping[str, Any]) -> Answers:
+    """What `to_json` of either kind has written."""
+    return EvaluationTables.from_json(value) if "confusion" in value else CompletionTable.from_json(value)
 
 
 def noised_table(
@@ -45,11 +54,12 @@ def noised_table(
     return released * (mechanism.stream.denominator * sensitivity / norm)
 
 
-def noised_tables(
-    exact: EvaluationTables, mechanism: GaussianMechanism, plan: PrivacyPlan
-) -> EvaluationTables:
-    """Both tables of a model, as two releases."""
+def noised_tables(exact: Answers, mechanism: GaussianMechanism, plan: PrivacyPlan) -> Answers:
+    """Both tables of a model as two releases, or the one of completions."""
     multiplier = plan.stream(EVALUATION).noise_multiplier
+    if isinstance(exact, CompletionTable):
+        sums = noised_table(exact.sums, SENSITIVITY, mechanism, plan)
+        return CompletionTable(sums, exact.loss_bound, multiplier * SENSITIVITY)
     return EvaluationTables(
         confusion=noised_table(exact.confusion, CONFUSION_SENSITIVITY, mechanism, plan),
         reliability=noised_table(exact.reliability, RELIABILITY_SENSITIVITY, mechanism, plan),
@@ -59,12 +69,12 @@ def noised_tables(
 
 
 def release_tables(
-    exact: Mapping[str, EvaluationTables],
+    exact: Mapping[str, Answers],
     plan: PrivacyPlan,
     model: Path,
     journals: Path,
     randomness: RandomSource,
-) -> tuple[dict[str, EvaluationTables], list[dict[str, Any]]]:
+) -> tuple[dict[str, Answers], list[dict[str, Any]]]:
     """Noisy tables of all models and the log of their releases; released once for a trained model.
 
     What was released is kept beside its journal, so that evaluating the same model again reads it back and
@@ -82,7 +92,10 @@ def release_tables(
             this model were released before, or an evaluation was cut off after its budget was spent.
     """
     stream = plan.stream(EVALUATION)
-    needed = TABLES_PER_MODEL * len(exact)
+    needed = sum(
+        TABLES_OF_COMPLETIONS if isinstance(tables, CompletionTable) else TABLES_PER_MODEL
+        for tables in exact.values()
+    )
     if needed > stream.steps:
         raise BudgetError(
             f"The evaluation of {', '.join(exact)} needs {needed} noisy tables, but the privacy plan has "
@@ -99,7 +112,7 @@ def release_tables(
             name: noised_tables(tables, mechanism, plan).to_json() for name, tables in exact.items()
         },
     )
-    tables = {name: EvaluationTables.from_json(value) for name, value in content["tables"].items()}
+    tables = {name: read_answers(value) for name, value in content["tables"].items()}
     if missing := set(exact) - set(tables):
         raise BudgetError(
             f"{', '.join(sorted(missing))} was not among the models whose evaluation was released for this "

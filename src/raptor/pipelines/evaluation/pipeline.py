@@ -18,7 +18,7 @@ RELEASES = ["evaluation_metrics"]
 LEDGER = "evaluation_release_log"
 FACTS = MechanismFacts(
     sampling="none: every held-out record is in every table; public records are evaluated exactly",
-    sensitivity="1 for a confusion matrix, sqrt(3) for a reliability table",
+    sensitivity="1 for a confusion matrix, sqrt(3) for a reliability table, 2 for a table of completions",
     noise="normal, standard deviation sigma times the sensitivity in every cell",
     after="metrics and their standard errors from the noisy tables",
 )
@@ -27,7 +27,7 @@ DIAGNOSTICS = ["training_diagnostics"]
 DIAGNOSTICS_LEDGER = "diagnostics_release_log"
 DIAGNOSTICS_FACTS = MechanismFacts(
     sampling="none: every training record is in every figure",
-    sensitivity="2 ln(classes) for the loss, the root of the number of streams for clipped gradients, 1 for loads",
+    sensitivity="2 ln(classes or tokens) for the loss, root of the number of streams for clipped ones, 1 for loads",
     noise="normal, standard deviation sigma times the sensitivity in every number",
     after="division by the public number of records",
 )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from raptor.text.columns import Columns
+from raptor.text.completions import Lengths
 
 EMBEDDED = "embedded"
 
@@ -25,7 +28,22 @@ class IngestionConfig(BaseModel):
     text: str | tuple[str, ...] = Field(
         default="text", description="text column; for pairs a list of two, or both joined by +"
     )
-    label: str = Field(default="label", description="column of class names or whole numbers; -1 is no label")
+    label: str = Field(
+        default="label",
+        description="column of class names or whole numbers; -1 is no label. Plays no part where texts are continued",
+    )
+    completion: str | None = Field(
+        default=None,
+        min_length=1,
+        description="column of the texts that are to follow `text`, the prompt: the model then learns to continue "
+        "texts, not to tell classes, and base_model.source must be a decoder",
+    )
+    completion_length: int | None = Field(
+        default=None,
+        gt=0,
+        description="tokens of max_length that are kept for the completion and its end mark; a longer prompt loses its "
+        "beginning, a longer completion its end; null for half of max_length",
+    )
     split: str | None = Field(
         default=None,
         description="column that says train, validation, test or unlabelled; without it held-out records are drawn",
@@ -52,3 +70,31 @@ class IngestionConfig(BaseModel):
     max_classes: int = Field(
         default=1000, ge=2, description="more classes are taken for a wrong label column"
     )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> IngestionConfig:
+        if self.completion_length is not None and self.completion is None:
+            raise ValueError(
+                "ingestion.completion_length is set, but ingestion.completion is not, so it would change nothing: name "
+                "the column of completions, or leave it out"
+            )
+        if self.completion_length is not None and self.completion_length >= self.max_length:
+            raise ValueError(
+                f"ingestion.completion_length is {self.completion_length} of ingestion.max_length {self.max_length}, "
+                "which leaves no token for the prompt: raise max_length, or lower completion_length"
+            )
+        return self
+
+    @property
+    def columns(self) -> Columns:
+        """The columns of the source by their roles."""
+        label = self.label if self.completion is None else None
+        return Columns(self.text, label, self.split, self.user, self.completion)
+
+    @property
+    def lengths(self) -> Lengths | None:
+        """Tokens that are read of prompts and of completions; None where records have classes."""
+        if self.completion is None:
+            return None
+        completion = self.completion_length or self.max_length // 2
+        return Lengths(self.max_length - completion, completion)

@@ -11,11 +11,15 @@ import pyarrow.compute as pc
 from raptor.errors import ModelError
 from raptor.progress import track
 from raptor.text.columns import CHUNK
+from raptor.text.completions import Lengths, encode_prompted, prompt_texts, ready
 from raptor.text.encoding import encode_texts
 from raptor.text.splits import TEST, VALIDATION
 
 USER = "user"
 SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("label", pa.int64())])
+PROMPT = "prompt"
+PROMPTED_SCHEMA = SCHEMA.append(pa.field(PROMPT, pa.int64()))
+"""`prompt` is the number of tokens before the completion."""
 
 
 def load_tokenizer(base_model: Path) -> Any:
@@ -61,3 +65,17 @@ def encode_split(records: pa.Table, split: str, tokenizer: Any, max_length: int)
         encoded = pa.array(ids, pa.list_(pa.int32()))
         batches.append(pa.record_batch([encoded, batch.column("label")], schema=SCHEMA))
     return pa.Table.from_batches(batches, schema=SCHEMA)
+
+
+def encode_prompted_split(records: pa.Table, split: str, tokenizer: Any, lengths: Lengths) -> pa.Table:
+    """Token ids of the prompts of a split and their completions, and where these begin; as `encode_split`."""
+    paired = records["text_pair"].null_count < len(records)
+    ready(tokenizer)
+    batches = []
+    for batch in track(labelled(records, split).to_batches(CHUNK), "Encoding records"):
+        pairs = batch.column("text_pair").to_pylist() if paired else None
+        prompts = prompt_texts(batch.column("text").to_pylist(), pairs)
+        made = encode_prompted(tokenizer, prompts, batch.column("completion").to_pylist(), lengths)
+        columns = [pa.array(made.ids, pa.list_(pa.int32())), batch.column("label"), pa.array(made.prompts)]
+        batches.append(pa.record_batch(columns, schema=PROMPTED_SCHEMA))
+    return pa.Table.from_batches(batches, schema=PROMPTED_SCHEMA)

@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from raptor.pipelines.ingestion.config import EMBEDDED, IngestionConfig
-from raptor.pipelines.ingestion.declared import CLASSES_ARE_PUBLIC, CONSTANTS_ARE_PUBLIC, USERS_ARE_PUBLIC
+from raptor.pipelines.ingestion.declared import (
+    CLASSES_ARE_PUBLIC,
+    COMPLETIONS_ARE_PUBLIC,
+    CONSTANTS_ARE_PUBLIC,
+    USERS_ARE_PUBLIC,
+)
 
 if TYPE_CHECKING:
     import datasets
@@ -30,18 +35,23 @@ def read_records(
 
     Returns:
         The records (see `raptor.text.records.Records`), the class names, and the data report. The class names
-        hold nothing but what the operator declares public.
+        hold nothing but what the operator declares public; there are none where texts are continued.
 
     Raises:
+        ModelError: texts are to be continued, and the base model is no decoder.
         ParameterError: a column or encoding is unusable.
         RecordError: a record cannot be read or used; the message names the place, and no value.
     """
-    from raptor.text.columns import Columns
-    from raptor.text.lengths import remark_cut
+    from raptor.text.lengths import remark_cut, remark_cut_prompted
     from raptor.text.records import Rules
     from raptor.text.records import read_records as read
 
-    columns = Columns(config.text, config.label, config.split, config.user)
+    if config.lengths is not None:
+        from raptor.moe.language import require_decoder
+
+        require_decoder(base_model, config.max_length)
+        from raptor.pipelines.ingestion.encoding import load_tokenizer
+    columns = config.columns
     rules = Rules(
         encoding=config.encoding,
         held_out_fraction=config.held_out_fraction,
@@ -51,7 +61,11 @@ def read_records(
     )
     records = read(config.source, columns, rules)
     report = records.report.to_dict()
-    report["warnings"] += remark_cut(records.table, base_model / "tokenizer.json", config.max_length)
+    if config.lengths is None:
+        report["warnings"] += remark_cut(records.table, base_model / "tokenizer.json", config.max_length)
+    else:
+        tokenizer = load_tokenizer(base_model)
+        report["warnings"] += remark_cut_prompted(records.table, tokenizer, config.lengths)
     # The same words whatever the data hold: counts and warnings are private.
     logger.info(
         "The records are read and checked. Counts and warnings stand in the private data report; "
@@ -84,8 +98,9 @@ def encode_splits(
         encoding_cache: private folder of what was encoded before; None encodes anew.
 
     Returns:
-        Two tables with the columns ``input_ids`` (unpadded, at most ``max_length``) and ``label``; where users are
-        the unit, both have the column ``user`` as well, numbers from 0.
+        Two tables with the columns ``input_ids`` (unpadded, at most ``max_length``) and ``label``; where texts are
+        continued, also ``prompt``, the number of tokens before the completion; where users are the unit, also ``user``,
+        numbers from 0.
 
     Raises:
         ParameterError: ``max_length`` leaves no room for text.
@@ -95,6 +110,7 @@ def encode_splits(
 
     from raptor.pipelines.ingestion.encoding import (
         USER,
+        encode_prompted_split,
         encode_split,
         held_out_split,
         labelled,
@@ -112,15 +128,23 @@ def encode_splits(
         measured = bound_users(measured, 1, split_key)
     tokenizer = load_tokenizer(base_model)
 
+    lengths = config.lengths
+
     def encoded(records: pa.Table, split: str) -> pa.Table:
         def make() -> pa.Table:
+            if lengths is not None:
+                return encode_prompted_split(records, split, tokenizer, lengths)
             return encode_split(records, split, tokenizer, config.max_length)
 
         if encoding_cache is None or split_key is None:
             return make()
         cache = EncodingCache(encoding_cache, split_key)
         read = records.select(["text", "text_pair", "label"])
-        return cache.get(cache.name(read, base_model, config.max_length), make)
+        length = str(config.max_length)
+        if lengths is not None:
+            read = records.select(["text", "text_pair", "label", "completion"])
+            length = f"{lengths.prompt}+{lengths.completion}"
+        return cache.get(cache.name(read, base_model, length), make)
 
     splits = encoded(trained, TRAIN), encoded(measured, held_out)
     if unit == "user":
@@ -181,11 +205,14 @@ def declare_public_constants(
         records_per_user: public bound of the training records of one user.
 
     Returns:
-        ``population``, ``population_source``, ``num_classes``, ``source`` (``embedded`` or ``own``) and
-        ``taken_as_public``, a list of sentences.
+        ``population``, ``population_source``, ``num_classes`` (0 where texts are continued), ``source`` (``embedded``
+        or ``own``) and ``taken_as_public``, a list of sentences.
     """
     declared = population == "auto"
     counted, facts = private_train.num_rows, [CONSTANTS_ARE_PUBLIC, CLASSES_ARE_PUBLIC]
+    if config.lengths is not None:
+        lengths = config.lengths
+        facts = [COMPLETIONS_ARE_PUBLIC.format(prompt=lengths.prompt, completion=lengths.completion)]
     if unit == "user":
         counted = len(set(private_train["user"])) if declared else 0
         facts = [*facts, USERS_ARE_PUBLIC.format(most=records_per_user)]

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from transformers import GenerationConfig, PreTrainedModel
+
+from raptor.errors import DataError
 from raptor.moe.classifier import MoEClassifier
+from raptor.moe.language import save_language_model
+from raptor.pipelines.ingestion.config import IngestionConfig
+from raptor.text.completions import Lengths
 
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "vocab.txt",
+    "vocab.json",
+    "merges.txt",
     "spiece.model",
+    "tokenizer.model",
     "added_tokens.json",
 )
 
@@ -39,12 +50,84 @@ class TunedModel:
 
         The tokenizer cuts texts where training cut them, so that whoever loads it needs no other setting.
         """
-        self.model.encoder.config.text_columns = self.text if isinstance(self.text, str) else list(self.text)
+        self.model.encoder.config.text_columns = _columns(self.text)
         self.model.cpu().save_pretrained(directory, self.label_names)
-        for name in TOKENIZER_FILES:
-            if (self.base_model / name).is_file():
-                shutil.copy2(self.base_model / name, directory / name)
-        place = directory / "tokenizer_config.json"
-        settings = json.loads(place.read_text(encoding="utf-8")) if place.is_file() else {}
-        settings["model_max_length"] = self.max_length
-        place.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        _save_tokenizer(self.base_model, directory, {"model_max_length": self.max_length})
+
+
+@dataclass(frozen=True)
+class TunedLanguageModel:
+    """A tuned language model with the tokenizer of its base model, and how prompts come to it.
+
+    Attributes:
+        text: the columns of the prompt, as `ingestion.text` names them.
+        lengths: tokens of prompts and completions that it was trained on.
+    """
+
+    model: PreTrainedModel
+    base_model: Path
+    text: str | tuple[str, ...]
+    lengths: Lengths
+
+    def save_to(self, directory: Path) -> None:
+        """Write the whole Hugging Face directory, for `AutoModelForCausalLM` and its `generate`.
+
+        The tokenizer cuts prompts where training cut them, and `generate` decodes as the evaluation counts: greedily,
+        to the end mark or the length of training. So whoever loads them needs no other setting.
+        """
+        from raptor.pipelines.ingestion.encoding import load_tokenizer
+
+        tokenizer = load_tokenizer(self.base_model)
+        padding = tokenizer.pad_token or tokenizer.eos_token
+        self.model.generation_config = GenerationConfig(
+            do_sample=False,
+            max_new_tokens=self.lengths.completion,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.convert_tokens_to_ids(padding),
+        )
+        self.model.config.text_columns = _columns(self.text)
+        save_language_model(self.model.cpu(), directory)  # type: ignore[arg-type]
+        settings = {
+            "model_max_length": self.lengths.prompt,
+            "truncation_side": "left",
+            "padding_side": "left",
+            "pad_token": padding,
+        }
+        _save_tokenizer(self.base_model, directory, settings)
+
+
+def tuned_model(
+    model: MoEClassifier | PreTrainedModel,
+    base_model: Path,
+    label_names: Sequence[str],
+    ingestion: IngestionConfig,
+) -> TunedModel | TunedLanguageModel:
+    """The trained model with all that goes to disk with it.
+
+    Raises:
+        DataError: `ingestion` is not that of the records.
+    """
+    if isinstance(model, MoEClassifier):
+        return TunedModel(model, base_model, tuple(label_names), ingestion.text, ingestion.max_length)
+    if ingestion.lengths is None:
+        raise DataError(
+            "The model continues texts, but ingestion.completion is not given. Give the parameters that the ingestion "
+            "stage was run with."
+        )
+    return TunedLanguageModel(model, base_model, ingestion.text, ingestion.lengths)
+
+
+def _columns(text: str | tuple[str, ...]) -> str | list[str]:
+    return text if isinstance(text, str) else list(text)
+
+
+def _save_tokenizer(base_model: Path, directory: Path, changed: dict[str, Any]) -> None:
+    for name in TOKENIZER_FILES:
+        if (base_model / name).is_file():
+            shutil.copy2(base_model / name, directory / name)
+    place = directory / "tokenizer_config.json"
+    settings = json.loads(place.read_text(encoding="utf-8")) if place.is_file() else {}
+    place.write_text(
+        json.dumps({**settings, **changed}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )

@@ -13,7 +13,7 @@ from raptor.pipelines.training.config import PrivacyConfig, TrainingConfig
 from raptor.progress import track
 
 if TYPE_CHECKING:
-    from raptor.pipelines.training.models import TunedModel
+    from raptor.pipelines.training.models import TunedLanguageModel, TunedModel
 
 logger = logging.getLogger(__name__)
 
@@ -36,13 +36,15 @@ def plan_privacy(
     from raptor.pipelines.training.planning import (
         blurred_evaluation,
         check_model,
+        continues_texts,
         raptor_plan,
         require_declared,
     )
 
-    check_model(base_model, layer_plan, training)
+    continues = continues_texts(public_constants)
+    check_model(base_model, layer_plan, training, 0 if continues else 2)
     require_declared(privacy, public_constants)
-    scope = evaluation_scope(evaluation, str(public_constants["source"]))
+    scope = evaluation_scope(evaluation, str(public_constants["source"]), continues)
     plan = raptor_plan(layer_plan, public_constants, privacy, training, evaluation, scope)
     logger.info(
         "Privacy plan: epsilon %.4g of %.4g at delta %.3g; noise multipliers %s",
@@ -66,7 +68,7 @@ def train_raptor(
     training_checkpoints: Path,
     training: TrainingConfig,
     ingestion: IngestionConfig,
-) -> tuple[TunedModel, list[dict[str, Any]]]:
+) -> tuple[TunedModel | TunedLanguageModel, list[dict[str, Any]]]:
     """Train the model by the plan; every release is on disk before it is used.
 
     Of `ingestion`, the model keeps which columns it was trained on and how long their texts may be.
@@ -90,18 +92,19 @@ def train_raptor(
     from raptor.dp.plan import EXPERT
     from raptor.dp.resume import PrivateRun
     from raptor.dp.training import Trainer, random_source, resolve_device
-    from raptor.moe.classifier import MoEClassifier
+    from raptor.moe.language import load_untrained
     from raptor.pipelines.training.facts import RunWatch, run_start
-    from raptor.pipelines.training.models import TunedModel
-    from raptor.pipelines.training.planning import require_isolated, require_planned
+    from raptor.pipelines.training.models import tuned_model
+    from raptor.pipelines.training.planning import require_isolated, require_planned, require_same_task
     from raptor.pipelines.training.records import encoded_records
 
     plan = read_plan(privacy_plan)
     require_planned(plan, training)
+    require_same_task(label_names, ingestion.lengths is not None)
     records = encoded_records(private_train, owner_partition, plan.layer)
     expert = plan.find(EXPERT)
     records.require_below(classes=len(label_names), owners=None if expert is None else expert.blocks)
-    model = MoEClassifier.from_encoder(base_model, len(label_names))
+    model = load_untrained(base_model, len(label_names))
     device = resolve_device(training.device)
     logger.info("Training on %s.", device)
     # On synthetic records, and before the journal is opened: what it refuses has cost nothing.
@@ -133,8 +136,7 @@ def train_raptor(
                 )
             trainer.finish()
             journal.note(watch.end(model, trainer.keystreams, trainer.left_out))
-            tuned = TunedModel(model, base_model, tuple(label_names), ingestion.text, ingestion.max_length)
-            return tuned, journal.lines()
+            return tuned_model(model, base_model, label_names, ingestion), journal.lines()
 
 
 def end_training(

@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from raptor.accounting.plan import PrivacyPlan, StreamPlan
 from raptor.accounting.selection import Search
 from raptor.accounting.types import Adjacency, Unit
 from raptor.dp.config import PrivacyConfig, TrainingConfig
 from raptor.dp.engines import engine_specs, role_norm
 from raptor.dp.gradients.engine import JointGradients, OwnerExpertGradients
+from raptor.dp.gradients.losses import loss_of
 from raptor.dp.isolation import Isolation, check_isolation
 from raptor.dp.methods import ONE_STREAM, Method
 from raptor.dp.plan import (
@@ -29,7 +32,9 @@ from raptor.dp.training import random_source, resolve_device
 from raptor.environment import FEWEST_USERS
 from raptor.errors import BudgetError, ParameterError
 from raptor.moe.classifier import MoEClassifier
+from raptor.moe.language import load_untrained
 from raptor.pipelines.evaluation.config import EvaluationConfig, EvaluationScope
+from raptor.reporting.completions import readable_completions
 from raptor.reporting.metrics import readable_records
 
 # The share of the public number of training records that a held-out set usually has.
@@ -55,15 +60,25 @@ def protected_layer(layer_plan: Mapping[str, Any]) -> int:
     return int(layers[0])
 
 
-def check_model(base_model: Path, layer_plan: Mapping[str, Any], training: TrainingConfig) -> None:
+def continues_texts(public_constants: Mapping[str, Any]) -> bool:
+    """Whether the records are prompts with completions: there are no classes then."""
+    return int(public_constants["num_classes"]) == 0
+
+
+def check_model(
+    base_model: Path, layer_plan: Mapping[str, Any], training: TrainingConfig, classes: int
+) -> None:
     """Refuse a model or a device that training could not use, before anything is spent.
+
+    Args:
+        classes: 0 where texts are continued.
 
     Raises:
         ModelError: a trainable parameter has no exact per-record gradient, or the layer is not sparse.
         ParameterError: the device is missing, or a pattern of frozen parameters or adapters matches nothing.
     """
     resolve_device(training.device)
-    model = MoEClassifier.from_encoder(base_model, 2)
+    model = load_untrained(base_model, classes)
     layer = protected_layer(layer_plan)
     trainable = make_trainable(model, training, layer)
     JointGradients(model, trainable.shared)
@@ -71,7 +86,7 @@ def check_model(base_model: Path, layer_plan: Mapping[str, Any], training: Train
 
 
 def require_isolated(
-    model: MoEClassifier, layer: int, training: TrainingConfig, method: Method = "raptor"
+    model: nn.Module, layer: int, training: TrainingConfig, method: Method = "raptor"
 ) -> Isolation:
     """Run the isolation gate on a copy of a model, made ready as the trainer does it.
 
@@ -80,7 +95,8 @@ def require_isolated(
     """
     ready = copy.deepcopy(model).to(resolve_device(training.device)).eval()
     specs = engine_specs(make_trainable(ready, training, layer), layer, training, method)
-    return check_isolation(ready, specs, classes=model.num_labels)
+    classes = model.num_labels if isinstance(model, MoEClassifier) else None
+    return check_isolation(ready, specs, loss_of(ready), classes=classes)
 
 
 def require_declared(privacy: PrivacyConfig, public_constants: Mapping[str, Any]) -> None:
@@ -94,6 +110,23 @@ def require_declared(privacy: PrivacyConfig, public_constants: Mapping[str, Any]
         raise ParameterError(
             f"privacy.population is {privacy.population}, but the ingestion stage declared {declared}. Run "
             "ingestion again with the present parameters."
+        )
+
+
+def require_same_task(label_names: Sequence[str], continues: bool) -> None:
+    """Refuse parameters of another task than that of the records, before anything is spent.
+
+    Args:
+        continues: whether the parameters of ingestion name completions.
+
+    Raises:
+        ParameterError: says which.
+    """
+    if continues == bool(label_names):
+        raise ParameterError(
+            f"ingestion.completion is {'given' if continues else 'not given'}, but the records were read "
+            f"{'without' if continues else 'with'} completions. Run the ingestion stage again with the present "
+            "parameters, or give those that it was run with. Nothing was spent."
         )
 
 
@@ -186,9 +219,12 @@ def blurred_evaluation(
     stream = plan.find(EVALUATION)
     if stream is None:
         return None
-    needed = readable_records(
-        stream.noise_multiplier, int(public_constants["num_classes"]), evaluation.calibration_bins
-    )
+    if continues_texts(public_constants):
+        needed = readable_completions(stream.noise_multiplier)
+    else:
+        needed = readable_records(
+            stream.noise_multiplier, int(public_constants["num_classes"]), evaluation.calibration_bins
+        )
     if needed <= USUALLY_HELD_OUT * plan.population:
         return None
     return (

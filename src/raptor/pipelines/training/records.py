@@ -15,7 +15,7 @@ from raptor.errors import DataError
 
 
 def encoded_records(split: Any, owners: Any | None, layer: int | None) -> EncodedRecords:
-    """Tensors of a split with the columns `input_ids` and `label`.
+    """Tensors of a split with the columns `input_ids` and `label`, and `prompt` where texts are continued.
 
     Args:
         split: `datasets.Dataset` of the split. Where it has a column `user`, a unit is a user with those records.
@@ -43,7 +43,10 @@ def encoded_records(split: Any, owners: Any | None, layer: int | None) -> Encode
         owner = torch.from_numpy(
             _column(owners, f"layer_{layer}", "owner partition").to_numpy().astype(np.int64)
         )
-    return EncodedRecords(ids, lengths, labels, owner, groups)
+    prompts = None
+    if "prompt" in split.column_names:
+        prompts = torch.from_numpy(_column(split, "prompt", "split").to_numpy().astype(np.int64))
+    return EncodedRecords(ids, lengths, labels, owner, groups, prompts=prompts)
 
 
 def held_out_records(split: Any, unit: Unit) -> EncodedRecords:
