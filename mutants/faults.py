@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from mutants import in_accounting, in_gradients, in_ledger, in_mechanism, in_randomness, in_resume, in_users
+from mutants import (
+    in_accounting,
+    in_completions,
+    in_gradients,
+    in_ledger,
+    in_mechanism,
+    in_randomness,
+    in_resume,
+    in_users,
+)
 
 FAULTS = (
     in_mechanism.FAULTS
@@ -12,4 +21,5 @@ FAULTS = (
     + in_ledger.FAULTS
     + in_resume.FAULTS
     + in_users.FAULTS
+    + in_completions.FAULTS
 )

@@ -33,8 +33,8 @@ FAULTS = (
     Fault(
         "records that fill up count",
         "dp/records.py",
-        "labels = self.labels[rows].masked_fill(~is_own.flatten(), IGNORED)",
-        "labels = self.labels[rows]",
+        "            counts = is_own.flatten()\n",
+        "",
         in_file(UNITS, "test_the_sum_is_of_the_clipped_means_of_users"),
     ),
     Fault(
@@ -47,8 +47,8 @@ FAULTS = (
     Fault(
         "a record that changes hands goes unnoticed",
         "dp/records.py",
-        "return held if self.groups is None else (*held, self.groups)",
-        "return held",
+        "more = (self.groups, self.prompts)",
+        "more = (self.prompts,)",
         in_file(UNITS, "test_a_record_that_changes_hands_is_another_training"),
     ),
     Fault(

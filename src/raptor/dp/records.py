@@ -213,5 +213,6 @@ class EncodedRecords:
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Everything, for a fingerprint."""
-        held = (self.input_ids, self.lengths, self.labels, self.owners, self.groups, self.prompts)
-        return tuple(value for value in held if value is not None)
+        held = (self.input_ids, self.lengths, self.labels, self.owners)
+        more = (self.groups, self.prompts)
+        return (*held, *(value for value in more if value is not None))

@@ -67,7 +67,7 @@ def completion_rows(comparison: CompletionComparison) -> list[dict[str, Any]]:
 
 def completion_figure(comparison: CompletionComparison, epsilon: float) -> Figure:
     """Exact match and perplexity of every method, with lines of two standard errors."""
-    names = list(reversed(comparison.metrics))
+    names = list(comparison.metrics)[::-1]
     notes = {**NOTES, BASE: "as it came", RAPTOR: f"private, epsilon {words.round_up(epsilon)}"}
     with style.drawing(7.6, 0.6 * len(names) + 0.9) as figure:
         left, right = figure.subplots(1, 2, sharey=True)

@@ -79,7 +79,8 @@ class TunedLanguageModel:
 
         tokenizer = load_tokenizer(self.base_model)
         padding = tokenizer.pad_token or tokenizer.eos_token
-        self.model.generation_config = GenerationConfig(
+        decoding: Any = GenerationConfig
+        self.model.generation_config = decoding(
             do_sample=False,
             max_new_tokens=self.lengths.completion,
             bos_token_id=tokenizer.bos_token_id,
@@ -87,7 +88,7 @@ class TunedLanguageModel:
             pad_token_id=tokenizer.convert_tokens_to_ids(padding),
         )
         self.model.config.text_columns = _columns(self.text)
-        save_language_model(self.model.cpu(), directory)  # type: ignore[arg-type]
+        save_language_model(self.model.cpu(), directory)
         settings = {
             "model_max_length": self.lengths.prompt,
             "truncation_side": "left",
