@@ -22,8 +22,9 @@ from raptor.audit.guesses import Bits, Guesses, Scores, Tally, tally
 from raptor.errors import ParameterError
 
 _ROUNDS = 24
+_SMALLEST = 1e-4
 _LARGEST_EPSILON = 60.0
-_LARGEST_MU = 40.0
+LARGEST_MU = 40.0
 _THRESHOLDS = 200
 
 
@@ -79,7 +80,7 @@ def one_run_bound(
         return one_run_p_value(found, epsilon, delta) <= level
 
     best, tallied = _best(
-        scores, bits, choices, lambda found: _largest(lambda e: rejected(found, e), _LARGEST_EPSILON)
+        scores, bits, choices, lambda found: largest(lambda e: rejected(found, e), _LARGEST_EPSILON)
     )
     return _bound("one-run", best, delta, confidence, tallied, "nothing about the shape of the mechanism")
 
@@ -117,7 +118,7 @@ def f_dp_bound(
     level = (1 - confidence) / len(choices)
 
     def mu_of(found: Tally) -> float:
-        return _largest(lambda mu: rejects(GaussianCurve(mu), found, level), _LARGEST_MU)
+        return largest(lambda mu: rejects(GaussianCurve(mu), found, level), LARGEST_MU)
 
     mu, tallied = _best(scores, bits, choices, mu_of)
     return _bound(
@@ -206,13 +207,13 @@ def _mu(scores: Scores, bits: Bits, thresholds: Scores, level: float) -> Scores:
     missed = np.searchsorted(inside, thresholds, side="right")
     alarms = len(outside) - np.searchsorted(outside, thresholds, side="right")
     return np.asarray(
-        -norm.ppf(_at_most(alarms, len(outside), level)) - norm.ppf(_at_most(missed, len(inside), level)),
+        -norm.ppf(at_most(alarms, len(outside), level)) - norm.ppf(at_most(missed, len(inside), level)),
         dtype=np.float64,
     )
 
 
-def _at_most(events: npt.NDArray[np.int64], trials: int, level: float) -> Scores:
-    """One-sided upper bound of Clopper and Pearson on a probability."""
+def at_most(events: npt.NDArray[np.int64], trials: int, level: float) -> Scores:
+    """One-sided upper bound of Clopper and Pearson on a probability, right with probability 1 - level."""
     bound = np.ones(events.shape)
     below = events < trials
     bound[below] = beta.ppf(1 - level, events[below] + 1, trials - events[below])
@@ -228,9 +229,11 @@ def _best(
     return values[place], tallies[place]
 
 
-def _largest(rejected: Callable[[float], bool], limit: float) -> float:
-    """Largest value that is still rejected, from below, by bisection; 0 when none is."""
-    low, high = 0.0, 1.0
+def largest(rejected: Callable[[float], bool], limit: float) -> float:
+    """Largest value that is still rejected, from below, by bisection; 0 when none worth naming is."""
+    if not rejected(_SMALLEST):
+        return 0.0
+    low, high = _SMALLEST, 1.0
     while high < limit and rejected(high):
         low, high = high, 2 * high
     for _ in range(_ROUNDS):

@@ -64,6 +64,33 @@ class GaussianCurve:
         return ledger_epsilon([event], delta, Adjacency.ADD_REMOVE, confirm=False).epsilon
 
 
+@dataclass(frozen=True)
+class ClaimCurve:
+    """All that (epsilon, delta) itself promises, of whatever mechanism ("Gaussian Differential Privacy", section 2)."""
+
+    claim: float
+    delta: float
+
+    def least(self, mass: float) -> float:
+        # exp is kept where it is finite: at a claim beyond 700 both lines say nothing anyway.
+        growth = math.exp(min(self.claim, 700.0))
+        lines = (1 - self.delta - growth * (1 - mass), (mass - self.delta) / growth)
+        return min(max(0.0, *lines), 1.0)
+
+    def epsilon(self, delta: float) -> float:
+        return self.claim if delta >= self.delta else math.inf
+
+
+def most_found(curve: Curve, false_rate: float) -> float:
+    """Largest true-positive rate that a membership attack can have at a false-positive rate, under a curve.
+
+    Members are those with the record, non-members those without: the attack's "not a member" has probability
+    1 - false_rate without the record, so at least `curve.least` of that with it. For `ClaimCurve` this is
+    min(e^epsilon x + delta, 1 - (1 - x - delta) / e^epsilon) at x = false_rate.
+    """
+    return 1.0 - curve.least(1.0 - false_rate)
+
+
 class LedgerCurve:
     """The curve that a ledger of Poisson-subsampled Gaussian sums promises, in the worse direction everywhere.
 

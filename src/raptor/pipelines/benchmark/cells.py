@@ -77,9 +77,7 @@ class Bed:
         model, trainer, plan, releases = trained.model, trained.trainer, trained.plan, trained.releases
         delta = plan.delta
         trainer.finish()
-        spent = spent_epsilon(releases, delta) if recipe.is_private else None
-        if spent is not None and cell.epsilon is not None and spent > cell.epsilon:
-            raise BudgetError(f"{cell} has spent epsilon {spent:.6g}.")
+        spent = spent_of(cell, releases, delta)
         accuracy = score_model(
             model, data.test, 10, 512, resolve_device(self.training.device), f"{cell.dataset}, {recipe.title}"
         ).confusion
@@ -102,8 +100,12 @@ class Bed:
             "seconds": time.perf_counter() - started,
         }
 
-    def train(self, cell: Cell, data: BenchmarkSet) -> Trained:
+    def train(self, cell: Cell, data: BenchmarkSet, population: int | None = None) -> Trained:
         """Train a cell's model; adapters are still in place.
+
+        Args:
+            population: the public number of records, which rates and delta rest on, where that is not the number
+                there is.
 
         Raises:
             ModelError: the isolation gate has found what couples records.
@@ -112,7 +114,8 @@ class Bed:
         recipe = RECIPES[cell.method]
         training = self.training_of(cell.method, recipe, cell.seed)
         layer = recipe.protected(int(self.layer_plan["layers"][0]), self.sparse)
-        plan = self._plan(cell, recipe, training, layer, len(data.train), float(len(data.train) ** -1.1))
+        records = population or len(data.train)
+        plan = self._plan(cell, recipe, training, layer, records, float(records**-1.1))
         model = MoEClassifier.from_encoder(self.base_model, data.classes)
         if recipe.is_private and (cell.method, data.classes) not in self.isolated:
             require_isolated(model, layer, training, recipe.method)
@@ -178,11 +181,29 @@ def _make_plan(
     return raptor_plan(layer_plan, constants, privacy, training, EvaluationConfig(), SCOPE)
 
 
-def spent_epsilon(releases: Iterable[Release], delta: float) -> float:
-    """Epsilon of releases that were made, all in one ledger, from what the mechanism wrote about each."""
+def spent_of(cell: Cell, releases: Iterable[Release], delta: float) -> float | None:
+    """Epsilon that a cell's releases have cost; None without privacy.
+
+    Raises:
+        BudgetError: it is more than the cell's budget.
+    """
+    if not RECIPES[cell.method].is_private:
+        return None
+    spent = spent_epsilon(releases, delta)
+    if cell.epsilon is not None and spent > cell.epsilon:
+        raise BudgetError(f"{cell} has spent epsilon {spent:.6g}.")
+    return spent
+
+
+def events_of(releases: Iterable[Release]) -> list[Event]:
+    """What was released, by rate and noise, from what the mechanism wrote about each release."""
     counts: dict[tuple[float, float], int] = {}
     for release in releases:
         pair = (release.rate, release.noise_multiplier)
         counts[pair] = counts.get(pair, 0) + 1
-    events = [Event(rate, noise, count) for (rate, noise), count in counts.items()]
-    return joint_epsilon(events, delta, Adjacency.ADD_REMOVE).epsilon
+    return [Event(rate, noise, count) for (rate, noise), count in counts.items()]
+
+
+def spent_epsilon(releases: Iterable[Release], delta: float) -> float:
+    """Epsilon of releases that were made, all in one ledger."""
+    return joint_epsilon(events_of(releases), delta, Adjacency.ADD_REMOVE).epsilon

@@ -4,11 +4,55 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from raptor.pipelines.benchmark.recipes import BASELINES, HEADROOM, RAPTOR, RECIPES
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def known_methods(methods: tuple[str, ...]) -> tuple[str, ...]:
+    """The names as they are; ValueError where one is no method."""
+    if unknown := [name for name in methods if name not in RECIPES]:
+        raise ValueError(f"unknown methods {', '.join(unknown)}; known are {', '.join(RECIPES)}")
+    return methods
+
+
+Methods = Annotated[tuple[str, ...], AfterValidator(known_methods)]
+Rate = Annotated[float, Field(gt=0, lt=1)]
+
+
+class AttackConfig(BaseModel):
+    """Membership inference on models of the benchmark. All records are taken as public."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sets: tuple[str, ...] = Field(
+        default=(), description="names of sets that are attacked where benchmark.sets has them"
+    )
+    methods: Methods = Field(
+        default=(RAPTOR, "monolithic_lora", "scope_a", "nonprivate_a"), description="methods to attack"
+    )
+    epsilons: tuple[Positive, ...] = Field(default=(1.0, 8.0), description="budgets of the private ones")
+    models: int = Field(
+        default=16,
+        ge=4,
+        description="models of each method and budget, each trained on a random half of the records; each is attacked "
+        "in turn, with the others as its shadow models",
+    )
+    records: int = Field(
+        default=10_000, ge=20, description="most training records of a set, of which halves are"
+    )
+    control_methods: Methods = Field(
+        default=("nonprivate_a",),
+        description="methods that are attacked again after a training that is far too long; () for none",
+    )
+    control_cycles: int = Field(default=48, gt=0, description="training.cycles of that training")
+    control_batch_size: int = Field(default=128, gt=0, description="training.batch_size of that training")
+    false_rates: tuple[Rate, ...] = Field(
+        default=(0.001, 0.01, 0.1), min_length=1, description="false-positive rates of the tables"
+    )
+    confidence: float = Field(default=0.95, gt=0, lt=1, description="confidence of intervals and bounds")
 
 
 class BenchmarkConfig(BaseModel):
@@ -20,7 +64,7 @@ class BenchmarkConfig(BaseModel):
     sets: tuple[str, ...] = Field(
         default=(), description="names of Parquet files in the folder, or paths of their own"
     )
-    methods: tuple[str, ...] = Field(
+    methods: Methods = Field(
         default=(RAPTOR, "raptor_split", *BASELINES, *HEADROOM, "nonprivate", "nonprivate_lora"),
         description="methods to compare",
     )
@@ -50,18 +94,12 @@ class BenchmarkConfig(BaseModel):
     )
     train_records: int = Field(default=10_000, gt=0, description="most training records of a set")
     test_records: int = Field(default=2_000, gt=0, description="most test records of a set")
-
-    @field_validator("methods")
-    @classmethod
-    def _known(cls, methods: tuple[str, ...]) -> tuple[str, ...]:
-        if unknown := [name for name in methods if name not in RECIPES]:
-            raise ValueError(f"unknown methods {', '.join(unknown)}; known are {', '.join(RECIPES)}")
-        return methods
+    attacks: AttackConfig = Field(default=AttackConfig(), description="membership inference")
 
     @field_validator("step_sizes", "expert_step_sizes")
     @classmethod
     def _of_known(cls, factors: dict[str, float]) -> dict[str, float]:
-        cls._known(tuple(factors))
+        known_methods(tuple(factors))
         return factors
 
     @field_validator("seeds")

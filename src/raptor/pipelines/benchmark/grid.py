@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from raptor.dp.config import TrainingConfig
@@ -16,7 +17,17 @@ from raptor.pipelines.benchmark.recipes import RECIPES, factor
 
 # What says which cells are run, and changes no result of a cell.
 _CHOICES = frozenset(
-    {"folder", "sets", "methods", "seeds", "epsilons", "most_seeds", "step_sizes", "expert_step_sizes"}
+    {
+        "folder",
+        "sets",
+        "methods",
+        "seeds",
+        "epsilons",
+        "most_seeds",
+        "step_sizes",
+        "expert_step_sizes",
+        "attacks",
+    }
 )
 
 
@@ -57,8 +68,13 @@ class CellStore:
         training: TrainingConfig,
         config: BenchmarkConfig,
         max_length: int,
+        *,
+        prefix: str = "",
+        also: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
+        """Where cells are not those of the comparison they have a prefix, and `also` is what else they depend on."""
         self._folder = folder
+        self._prefix = prefix
         self._steps = (config.step_sizes, config.expert_step_sizes)
         self._digests: dict[str, str] = {}
         weights = sorted([*base_model.glob("*.safetensors"), *base_model.glob("*.bin")])
@@ -73,6 +89,7 @@ class CellStore:
             ),
             "benchmark": config.model_dump(mode="json", exclude_defaults=True, exclude=set(_CHOICES)),
             "max_length": max_length,
+            **also,
         }
 
     def add_set(self, name: str, place: Path) -> None:
@@ -96,6 +113,17 @@ class CellStore:
             ) from error
         return row
 
+    def get(self, cell: Cell) -> dict[str, Any]:
+        """The row of a cell that is finished.
+
+        Raises:
+            DataError: it is not there any more.
+        """
+        row = self.find(cell)
+        if row is None:
+            raise DataError(f"{self._place(cell)} is gone. Run the benchmark again, which makes it anew.")
+        return row
+
     def keep(self, cell: Cell, row: Mapping[str, Any]) -> None:
         """Write a row; it appears under its name when it is whole."""
         place = self._place(cell)
@@ -110,7 +138,8 @@ class CellStore:
             depends["changes"] = dict(changes)
         digest = hashlib.sha256(json.dumps([depends, cell.key], sort_keys=True).encode()).hexdigest()
         budget = "none" if cell.epsilon is None else f"{cell.epsilon:g}"
-        return self._folder / f"{cell.dataset}-{cell.method}-{budget}-{cell.seed}-{digest[:12]}.json"
+        name = f"{self._prefix}{cell.dataset}-{cell.method}-{budget}-{cell.seed}-{digest[:12]}.json"
+        return self._folder / name
 
 
 def _file_digest(place: Path) -> str:

@@ -96,6 +96,76 @@ def diagnose_benchmark(
     return found
 
 
+def attack_benchmark(
+    base_model: Path,
+    layer_plan: Mapping[str, Any],
+    benchmark_cells: Path,
+    config: BenchmarkConfig,
+    training: TrainingConfig,
+    owner_vote: Literal["weight", "count"],
+    max_length: int,
+) -> dict[str, list[dict[str, Any]]]:
+    """Membership inference on models of the methods, each trained on a random half of a set's records.
+
+    Models that were trained and asked before are not trained again; see `run_benchmark` for what is public.
+
+    Args:
+        benchmark_cells: folder of finished cells; here a cell is a model's answers to all records.
+
+    Returns:
+        See `attacks.collect`; empty where no set of the comparison is to be attacked.
+
+    Raises:
+        ParameterError: no set is named, a set is not there, or a training has diverged.
+        DataError: a set cannot be read.
+        BudgetError: a budget does not fit a set, or a model has spent more than it had.
+    """
+    from raptor.pipelines.benchmark.attack_report import contradictions
+    from raptor.pipelines.benchmark.attacks import answers, arms_of, collect, control_bed
+    from raptor.pipelines.benchmark.grid import CellStore
+
+    attacked = config.attacks
+    bed, places = _open(base_model, layer_plan, config, training)
+    arms = arms_of(attacked, places)
+    beds = {False: bed, True: control_bed(bed, attacked)}
+    stores = {
+        is_control: CellStore(
+            benchmark_cells,
+            base_model,
+            layer_plan,
+            beds[is_control].training,
+            config,
+            max_length,
+            prefix="control-" if is_control else "attack-",
+            also={"attacked_records": attacked.records},
+        )
+        for is_control in beds
+    }
+    for store in stores.values():
+        for name, place in places.items():
+            store.add_set(name, place)
+    # Model by model, so that an attack that is cut off has whole models for a smaller number of them.
+    missing = [
+        (arm, cell)
+        for model in range(attacked.models)
+        for arm in arms
+        if stores[arm.is_control].find(cell := arm.cell(model)) is None
+    ]
+    logger.info(
+        "Attacks: %d models, %d of them trained before.",
+        len(arms) * attacked.models,
+        len(arms) * attacked.models - len(missing),
+    )
+    wanted = {name: place for name, place in places.items() if any(arm.dataset == name for arm, _ in missing)}
+    data = _load(wanted, bed, owner_vote, max_length, attacked.records)
+    for arm, cell in track(missing, "Attacks", is_public=True):
+        stores[arm.is_control].keep(cell, answers(beds[arm.is_control], cell, data[arm.dataset]))
+    found = collect(arms, lambda arm, model: stores[arm.is_control].get(arm.cell(model)), attacked)
+    for text in contradictions(found):
+        logger.error("Attacks: more than the ledger allows was found: %s.", text)
+    return found
+
+
 def _open(
     base_model: Path, layer_plan: Mapping[str, Any], config: BenchmarkConfig, training: TrainingConfig
 ) -> tuple[Bed, dict[str, Path]]:
@@ -121,19 +191,25 @@ def _open(
 
 
 def _load(
-    places: Mapping[str, Path], bed: Bed, owner_vote: Literal["weight", "count"], max_length: int
+    places: Mapping[str, Path],
+    bed: Bed,
+    owner_vote: Literal["weight", "count"],
+    max_length: int,
+    most: int | None = None,
 ) -> dict[str, BenchmarkSet]:
     from raptor.pipelines.benchmark.grid import layers_of
     from raptor.pipelines.benchmark.sets import load_set
 
-    layers = layers_of(bed.config.methods, int(bed.layer_plan["layers"][0]), bed.sparse)
+    attacks = bed.config.attacks
+    methods = (*bed.config.methods, *attacks.methods, *attacks.control_methods)
+    layers = layers_of(methods, int(bed.layer_plan["layers"][0]), bed.sparse)
     return {
         name: load_set(
             place,
             bed.base_model,
             layers,
             max_length=max_length,
-            train_records=bed.config.train_records,
+            train_records=min(bed.config.train_records, most or bed.config.train_records),
             test_records=bed.config.test_records,
             vote=owner_vote,
         )
@@ -142,9 +218,13 @@ def _load(
 
 
 def summarise_benchmark(
-    rows: Sequence[Mapping[str, Any]], diagnostics: Sequence[Mapping[str, Any]]
-) -> tuple[str, Figure, Figure]:
-    """Tables as Markdown, accuracy against epsilon, gains."""
+    rows: Sequence[Mapping[str, Any]],
+    diagnostics: Sequence[Mapping[str, Any]],
+    attacks: Mapping[str, Sequence[Mapping[str, Any]]],
+    config: BenchmarkConfig,
+) -> tuple[str, Figure, Figure, Figure]:
+    """Tables as Markdown, accuracy against epsilon, gains, curves of the attacks."""
+    from raptor.pipelines.benchmark.attack_report import attack_curves, attack_section
     from raptor.pipelines.benchmark.diagnostics import section
     from raptor.pipelines.benchmark.figures import accuracy_by_epsilon, gains
     from raptor.pipelines.benchmark.summary import Results, page
@@ -160,5 +240,6 @@ def summarise_benchmark(
         ),
         "delta is n^-1.1; the epsilon that each run has spent was computed from its own releases",
     ]
-    text = "\n".join([page(results, facts), *section(diagnostics)])
-    return text, accuracy_by_epsilon(results), gains(results)
+    attacked = config.attacks
+    text = "\n".join([page(results, facts), *section(diagnostics), *attack_section(attacks, attacked)])
+    return text, accuracy_by_epsilon(results), gains(results), attack_curves(attacks)

@@ -5,7 +5,12 @@ from __future__ import annotations
 from kedro.pipeline import Node, Pipeline
 
 from raptor.pipelines import base_model, selection
-from raptor.pipelines.benchmark.nodes import diagnose_benchmark, run_benchmark, summarise_benchmark
+from raptor.pipelines.benchmark.nodes import (
+    attack_benchmark,
+    diagnose_benchmark,
+    run_benchmark,
+    summarise_benchmark,
+)
 
 
 def create_pipeline() -> Pipeline:
@@ -35,9 +40,26 @@ def create_pipeline() -> Pipeline:
                 tags="public",
             ),
             Node(
+                attack_benchmark,
+                inputs={**given, "benchmark_cells": "benchmark_cells"},
+                outputs="benchmark_attacks",
+                name="attack_benchmark",
+                tags="public",
+            ),
+            Node(
                 summarise_benchmark,
-                inputs=["benchmark_results", "benchmark_diagnostics"],
-                outputs=["benchmark_page", "benchmark_accuracy_figure", "benchmark_gain_figure"],
+                inputs=[
+                    "benchmark_results",
+                    "benchmark_diagnostics",
+                    "benchmark_attacks",
+                    "params:benchmark",
+                ],
+                outputs=[
+                    "benchmark_page",
+                    "benchmark_accuracy_figure",
+                    "benchmark_gain_figure",
+                    "benchmark_attack_figure",
+                ],
                 name="summarise_benchmark",
                 tags="public",
             ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +46,17 @@ class BenchmarkSet:
         """The training records with their owners in one layer."""
         train = self.train
         return EncodedRecords(train.input_ids, train.lengths, train.labels, self.owners[layer])
+
+    def part(self, rows: torch.Tensor) -> BenchmarkSet:
+        """The same with some of the training records only; owners are those of each record alone."""
+        train = self.train
+        return replace(
+            self,
+            train=EncodedRecords(
+                train.input_ids[rows], train.lengths[rows], train.labels[rows], train.owners[rows]
+            ),
+            owners={layer: owners[rows] for layer, owners in self.owners.items()},
+        )
 
 
 def locate(folder: Path, name: str) -> Path:
