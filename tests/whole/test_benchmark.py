@@ -19,7 +19,8 @@ COMMAND = (
     "benchmark",
     "--params",
     "benchmark.sets=[own.parquet],benchmark.methods=[raptor,scope_b,nonprivate_b],benchmark.epsilons=[4],"
-    "benchmark.most_seeds=1,training.cycles=1,training.batch_size=40,selection.corpus_records=100",
+    "benchmark.most_seeds=1,benchmark.attacks.sets=[own],benchmark.attacks.methods=[raptor],benchmark.attacks.epsilons=[4],"
+    "benchmark.attacks.models=4,benchmark.attacks.control_methods=[],training.cycles=1,training.batch_size=40,selection.corpus_records=100",
 )
 
 
@@ -30,6 +31,8 @@ def test_one_command_leaves_tables_figures_and_runs(tmp_path) -> None:
     made = project.root / "docs/results"
     assert sorted(file.name for file in made.iterdir()) == [
         "accuracy.png",
+        "attacks.json",
+        "attacks.png",
         "diagnostics.json",
         "gains.png",
         "results.parquet",
@@ -47,6 +50,7 @@ def test_one_command_leaves_tables_figures_and_runs(tmp_path) -> None:
     assert len(runs) == len(parents) + len(rows) == 4
     times = project.times()
     cells = {name: time for name, time in times.items() if "/cells/" in name}
-    assert len(cells) == 3
+    assert len(cells) == 3 + 4
+    assert "## Attacks" in (made / "tables.md").read_text(encoding="utf-8")
     project.kedro(*COMMAND)
     assert {name: time for name, time in project.times().items() if "/cells/" in name} == cells

@@ -236,7 +236,8 @@ def test_mean_gain_takes_the_best_baseline_of_each_set() -> None:
 
 def test_page_and_figures_show_every_method(tmp_path: Path) -> None:
     rows = rows_of({(name, 1.0 if RECIPES[name].is_private else 0.0): [0.5, 0.6] for name in RECIPES})
-    text, accuracy, gains = summarise_benchmark(rows, [])
+    nothing = {"attacks": [], "points": []}
+    text, accuracy, gains, _ = summarise_benchmark(rows, [], nothing, BenchmarkConfig())
     for recipe in RECIPES.values():
         assert recipe.title in text
     assert "Headroom" in text
