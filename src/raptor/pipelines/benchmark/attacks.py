@@ -118,7 +118,8 @@ def _logits(model: MoEClassifier, records: EncodedRecords, device: torch.device)
     found = np.empty((len(records), model.num_labels))
     order = records.lengths.argsort(stable=True)
     with torch.no_grad():
-        for rows in order.split(BATCH):
+        for start in range(0, len(order), BATCH):
+            rows = order[start : start + BATCH]
             batch = records.take(rows, device)
             found[rows.numpy()] = model(batch.input_ids, batch.attention_mask).cpu().double().numpy()
     return found

@@ -47,7 +47,7 @@ class AttackConfig(BaseModel):
         default=("nonprivate_a",),
         description="methods that are attacked again after a training that is far too long; () for none",
     )
-    control_cycles: int = Field(default=48, gt=0, description="training.cycles of that training")
+    control_cycles: int = Field(default=20, gt=0, description="training.cycles of that training")
     control_batch_size: int = Field(default=128, gt=0, description="training.batch_size of that training")
     false_rates: tuple[Rate, ...] = Field(
         default=(0.001, 0.01, 0.1), min_length=1, description="false-positive rates of the tables"
