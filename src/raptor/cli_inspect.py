@@ -21,6 +21,7 @@ TOKENIZER = Path(__file__).parent / "assets" / "base_model" / "tokenizer.json"
 @click.option("--completion", metavar="COL", help="Column of completions, in place of a label.")
 @click.option("--split", metavar="COL", help="Column that says train, validation, test or unlabelled.")
 @click.option("--user", metavar="COL", help="Column that says whose record it is.")
+@click.option("--image", metavar="COL", help="Column of images.")
 @click.option("--encoding", default="utf-8", show_default=True, help="Encoding of text files.")
 @click.option("--max-length", default=32, show_default=True, help="Tokens of a record that are read.")
 @click.option("--max-classes", default=1000, show_default=True, help="More are taken for a wrong column.")
@@ -38,6 +39,7 @@ def inspect(
     completion: str | None,
     split: str | None,
     user: str | None,
+    image: str | None,
     encoding: str,
     max_length: int,
     max_classes: int,
@@ -54,7 +56,7 @@ def inspect(
     from raptor.text.problems import RecordError
     from raptor.text.records import Rules, read_records
 
-    columns = Columns(text, None if completion else label, split, user, completion)
+    columns = Columns(text, None if completion else label, split, user, completion, image)
     try:
         with on_stderr():
             records = read_records(source, columns, Rules(encoding=encoding, max_classes=max_classes))

@@ -25,15 +25,19 @@ import click
     help="New .csv, .tsv, .jsonl or .parquet file.",
 )
 @click.option("--text", metavar="COL[+COL2]", help="Text column; by default those of training.")
+@click.option("--image", metavar="COL", help="Column of images; by default that of training.")
 @click.option("--encoding", default="utf-8", show_default=True, help="Encoding of text files.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or mps.")
-def predict(model: Path, source: str, output: Path, text: str | None, encoding: str, device: str) -> None:
+def predict(
+    model: Path, source: str, output: Path, text: str | None, image: str | None, encoding: str, device: str
+) -> None:
     """Write the label and the probability of every class for each text, or its completion, in the order of the file.
 
     Answers about private texts are as private as the texts.
     """
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     from raptor.completing import Completer, write_completions
+    from raptor.errors import ParameterError
     from raptor.moe.classifier import HEAD_FILE
     from raptor.prediction import Predictor, check_output, write_predictions
     from raptor.progress import on_stderr
@@ -44,7 +48,12 @@ def predict(model: Path, source: str, output: Path, text: str | None, encoding: 
     check_output(output, Path(source), model)
     has_classes = (model / HEAD_FILE).is_file()
     predictor = Predictor.load(model, device) if has_classes else Completer.load(model, device)
-    columns = Columns(text or predictor.text, None)
+    known = predictor.image if isinstance(predictor, Predictor) else None
+    if image is not None and known is None:
+        raise ParameterError(
+            f"--image is given, but the model in {model} was trained on text alone. Leave it out."
+        )
+    columns = Columns(text or predictor.text, None, image=image or known)
     try:
         with on_stderr():
             names = predictor.label_names if isinstance(predictor, Predictor) else ()

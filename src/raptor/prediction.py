@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from raptor.moe.classifier import MoEClassifier
+    from raptor.moe.vl2.tiling import ImageFormat
 
 ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
 # What the tokenizers library can cut at.
 LONGEST = 2**31 - 1
 CHUNK = 4096
 BATCH = 256
+# Records with an image that are in memory at once.
+FEW = 64
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class Predictor:
     text: str | tuple[str, ...]
     max_length: int
     device: Any
+    image: str | None = None
+    form: ImageFormat | None = None
 
     @classmethod
     def load(cls, directory: Path, device: str = "auto") -> Predictor:
@@ -64,6 +69,7 @@ class Predictor:
         """
         from raptor.dp.training import resolve_device
         from raptor.moe.classifier import MoEClassifier
+        from raptor.pipelines.images import image_format
         from raptor.pipelines.ingestion.encoding import load_tokenizer
 
         place = resolve_device(device)
@@ -77,6 +83,8 @@ class Predictor:
                 f"{len(set(listed.values()))}. Its files come from different models."
             )
         tokenizer = load_tokenizer(directory)
+        image = getattr(config, "image_column", None)
+        form = None if image is None else image_format(directory, tokenizer, config.image_tiles)
         return cls(
             model.to(place).eval(),
             tokenizer,
@@ -84,20 +92,46 @@ class Predictor:
             text_columns(getattr(config, "text_columns", "text"), directory),
             max_length_of(tokenizer.model_max_length, directory),
             place,
+            image,
+            form,
         )
 
     def answers(self, texts: pa.Table) -> Iterator[Prediction]:
-        """Answers for a table with the columns `text` and `text_pair`, some thousand records at a time."""
+        """Answers for a table with the columns `text` and `text_pair`, some thousand records at a time.
+
+        A model that was trained on images takes the column `image`, too, and fewer records at a time.
+        """
         from raptor.text.encoding import encode_texts
 
         paired = texts["text_pair"].null_count < len(texts)
         done = 0
-        for batch in texts.to_batches(CHUNK):
+        for batch in texts.to_batches(CHUNK if self.form is None else FEW):
             pairs = batch.column("text_pair").to_pylist() if paired else None
             ids = encode_texts(self.tokenizer, batch.column("text").to_pylist(), pairs, self.max_length)
-            probabilities = self._probabilities(ids)
+            if self.form is None:
+                probabilities = self._probabilities(ids)
+            else:
+                probabilities = self._of_images(ids, batch.column("image").to_pylist())
             yield Prediction(done + 1, probabilities.argmax(axis=1), probabilities)
             done += len(batch)
+
+    def _of_images(self, ids: Sequence[Sequence[int]], images: Sequence[bytes | None]) -> NDArray[np.float64]:
+        """As `_probabilities`, of records with images, one by one."""
+        import numpy as np
+        import torch
+
+        from raptor.pipelines.images import image_input
+
+        result = np.empty((len(ids), len(self.label_names)))
+        for row, (record, image) in enumerate(zip(ids, images, strict=True)):
+            if self.form is None:
+                raise AssertionError("only a model of images is asked about some")
+            tokens, pictures = image_input(record, image, self.form, self.tokenizer.bos_token_id)
+            given = torch.tensor([tokens], device=self.device)
+            with torch.no_grad():
+                logits = self.model(given, torch.ones_like(given), pictures.to(self.device))
+            result[row] = logits[0].cpu().double().softmax(dim=0).numpy()
+        return result
 
     def _probabilities(self, ids: Sequence[Sequence[int]]) -> NDArray[np.float64]:
         import numpy as np

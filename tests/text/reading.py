@@ -12,7 +12,9 @@ from raptor.text.records import Records, Rules, read_records
 def read(path: Path, **options: Any) -> Records:
     """The records of a file; `options` are column roles and rules."""
     roles = {"text": "text", "label": "label"}
-    roles |= {role: options.pop(role) for role in ("text", "label", "split", "user") if role in options}
+    roles |= {
+        role: options.pop(role) for role in ("text", "label", "split", "user", "image") if role in options
+    }
     return read_records(str(path), Columns(**roles), Rules(**options))
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from raptor.accounting.types import Unit
 from raptor.errors import DataError
+from raptor.moe.images import ImageInput
 
 # Labels of rows that count for nothing, as the losses have it.
 IGNORED = -100
@@ -25,6 +26,7 @@ class Batch:
         labels: (rows,) int64, or (rows, tokens) where tokens are predicted; `IGNORED` does not count.
         owners: (units,) int64, owner expert of each unit in the protected layer, or (units, layers).
         members: rows of a unit, one behind the other: 1 where the unit is a record.
+        images: pictures of the rows, where the records have any.
     """
 
     input_ids: Tensor
@@ -32,9 +34,16 @@ class Batch:
     labels: Tensor
     owners: Tensor
     members: int = field(default=1, kw_only=True)
+    images: ImageInput | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.labels) // self.members
+
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, ImageInput]:
+        """What a classifier is called with."""
+        tokens = (self.input_ids, self.attention_mask)
+        return tokens if self.images is None else (*tokens, self.images)
 
     def part(self, start: int, stop: int) -> Batch:
         """The units from `start` up to `stop`."""
@@ -45,7 +54,32 @@ class Batch:
             self.labels[rows],
             self.owners[start:stop],
             members=self.members,
+            images=None if self.images is None else self.images[rows],
         )
+
+
+@dataclass(frozen=True)
+class EncodedImages:
+    """Pictures of all records of a split.
+
+    Attributes:
+        pixels: (tiles, channels, size, size) uint8, those of a record one behind the other; may be mapped from a file.
+        first: (records + 1,) int64, position of each record's first tile, and the number of tiles.
+        places: (records, tokens) int32, as in `ImageInput`, `TEXT` behind a record's last token.
+    """
+
+    pixels: Tensor
+    first: Tensor
+    places: Tensor
+
+    def take(self, rows: Tensor, tokens: int) -> ImageInput:
+        """The pictures of the records at `rows`, with `tokens` places."""
+        tiles = self.first[rows + 1] - self.first[rows]
+        most = max(int(tiles.max()), 1) if len(rows) else 1
+        pixels = self.pixels.new_zeros(len(rows), most, *self.pixels.shape[1:])
+        is_own = torch.arange(most)[None] < tiles[:, None]
+        pixels[is_own] = self.pixels[(self.first[rows][:, None] + torch.arange(most))[is_own]]
+        return ImageInput(pixels, tiles, self.places[rows].long()).fit(tokens)
 
 
 @dataclass(frozen=True)
@@ -61,6 +95,7 @@ class EncodedRecords:
             None where every record is a unit.
         prompts: (records,) int64, tokens before the completion, where texts are continued: what follows is predicted,
             and `labels` plays no part. None where records have classes.
+        images: pictures of the records; None where none of them can have one.
     """
 
     input_ids: Tensor
@@ -69,12 +104,15 @@ class EncodedRecords:
     owners: Tensor
     groups: Tensor | None = None
     prompts: Tensor | None = None
+    images: EncodedImages | None = None
 
     def __post_init__(self) -> None:
         units = len(self.labels) if self.groups is None else len(self.groups)
         rows = {len(self.input_ids), len(self.lengths), len(self.labels)}
         if self.prompts is not None:
             rows.add(len(self.prompts))
+        if self.images is not None:
+            rows |= {len(self.images.places), len(self.images.first) - 1}
         if len(rows) != 1 or units != len(self.owners):
             raise DataError(
                 "Tokens, labels and owners do not belong together: they have different numbers of rows. "
@@ -180,6 +218,7 @@ class EncodedRecords:
             labels.to(device),
             self.owners[indices].to(device),
             members=members,
+            images=None if self.images is None else self.images.take(rows, longest).to(device),
         )
 
     def physical_batches(self, indices: Tensor, size: int, device: torch.device) -> Iterator[Batch]:
@@ -214,5 +253,7 @@ class EncodedRecords:
     def tensors(self) -> tuple[Tensor, ...]:
         """Everything, for a fingerprint."""
         held = (self.input_ids, self.lengths, self.labels, self.owners)
-        more = (self.groups, self.prompts)
+        more = [self.groups, self.prompts]
+        if self.images is not None:
+            more += [self.images.pixels, self.images.first, self.images.places]
         return (*held, *(value for value in more if value is not None))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from safetensors import SafetensorError
@@ -19,10 +19,16 @@ from transformers.models.switch_transformers.modeling_switch_transformers import
 from raptor.errors import ModelError
 from raptor.moe.adapters import require_merged
 from raptor.moe.families import sparse_layers
+from raptor.moe.images import ImageInput
 from raptor.moe.upcycled import Upcycling, upcycled_class
+from raptor.moe.vl2 import Vl2Encoder
 
 HEAD_FILE = "classifier_head.safetensors"
-ENCODERS: dict[str, type[PreTrainedModel]] = {"switch_transformers": SwitchTransformersEncoderModel}
+Pooling = Literal["mean", "last"]
+ENCODERS: dict[str, type[PreTrainedModel]] = {
+    "switch_transformers": SwitchTransformersEncoderModel,
+    "deepseek_vl_v2": Vl2Encoder,
+}
 
 
 def load_encoder(directory: Path | str) -> PreTrainedModel:
@@ -72,9 +78,11 @@ def load_encoder(directory: Path | str) -> PreTrainedModel:
 
 
 class MoEClassifier(nn.Module):
-    """Sparse encoder, mean over real tokens, linear head.
+    """Sparse encoder, one vector of its real tokens, linear head.
 
-    A record's logits depend on that record alone: no batch statistics, no capacity shared between records.
+    The vector is their mean, or, where the encoder says so (`pooling`), the last of them: in a causal model it alone
+    has seen the whole record. A record's logits depend on that record alone: no batch statistics, no capacity shared
+    between records.
     """
 
     def __init__(self, encoder: PreTrainedModel, num_labels: int) -> None:
@@ -116,10 +124,24 @@ class MoEClassifier(nn.Module):
             raise ModelError(f"{place} is not a classifier head of this model: {error}") from error
         return model
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Logits (records, labels) of token ids (records, tokens), mask 1 for real tokens."""
-        hidden: Tensor = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+    @property
+    def pooling(self) -> Pooling:
+        """How the tokens of a record become one vector."""
+        given: Pooling = getattr(self.encoder, "pooling", "mean")
+        return given
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, images: ImageInput | None = None) -> Tensor:
+        """Logits (records, labels) of token ids (records, tokens), mask 1 for real tokens, and of their pictures."""
+        extra = {} if images is None else {"images": images}
+        hidden: Tensor = self.encoder(
+            input_ids=input_ids, attention_mask=attention_mask, **extra
+        ).last_hidden_state
         weights = attention_mask.to(hidden.dtype).unsqueeze(-1)
+        if self.pooling == "last":
+            # One row of weights a record: 1 at its last real token.
+            numbers = torch.arange(1, attention_mask.shape[1] + 1, device=attention_mask.device)
+            last = (attention_mask * numbers).amax(dim=1, keepdim=True).clamp_min(1)
+            weights = (numbers == last).to(hidden.dtype).unsqueeze(-1)
         pooled = (hidden * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(1.0)
         logits: Tensor = self.head(pooled)
         return logits
@@ -142,5 +164,5 @@ class MoEClassifier(nn.Module):
         save_file(
             head,
             place / HEAD_FILE,
-            metadata={"pooling": "mean", "label_names": json.dumps(list(label_names))},
+            metadata={"pooling": self.pooling, "label_names": json.dumps(list(label_names))},
         )

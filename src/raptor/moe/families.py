@@ -136,6 +136,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("qwen2_moe", "Qwen2MoeSparseMoeBlock"),
     Family("qwen3_moe", "Qwen3MoeSparseMoeBlock"),
     Family("deepseek_v2", "DeepseekV2Moe"),
+    Family("deepseek_vl_v2", "DeepseekOcr2TextMoe"),
     Family("granitemoe", "GraniteMoeMoE", router="router"),
     Family("upcycled", "UpcycledMoeBlock"),
 )

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from raptor.errors import ParameterError
 from raptor.moe.families import Routing, SparseLayer, sparse_layers
+from raptor.moe.images import ImageInput
 
 Vote = Literal["weight", "count"]
 
@@ -50,6 +51,7 @@ def record_votes(
     vote: Vote = "weight",
     batch_size: int = 256,
     progress: Callable[[int], None] | None = None,
+    images: ImageInput | None = None,
 ) -> dict[int, Tensor]:
     """Votes of every record for every expert, in each sparse layer.
 
@@ -64,6 +66,7 @@ def record_votes(
         vote: the rule.
         batch_size: records of one forward pass.
         progress: called with the number of records done after each pass.
+        images: pictures of the records; tokens in whose place a picture stands vote like others.
 
     Returns:
         layer index -> (records, experts) float64 on the CPU.
@@ -87,7 +90,10 @@ def record_votes(
                 longest = max(int((mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).max()), 1)
                 mask = mask[:, :longest].to(device)
                 size = len(mask)
-                encoder(input_ids=input_ids[start : start + size, :longest].to(device), attention_mask=mask)
+                given: dict[str, Any] = {"input_ids": input_ids[start : start + size, :longest].to(device)}
+                if images is not None:
+                    given["images"] = images[start : start + size].fit(longest).to(device)
+                encoder(**given, attention_mask=mask)
                 for layer in layers:
                     votes = _votes(trace[layer.index], mask, layer.num_experts, vote)
                     collected[layer.index].append(votes.cpu())

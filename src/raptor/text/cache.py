@@ -41,10 +41,16 @@ class EncodingCache:
         self._folder = folder
         self._key = hashlib.blake2b(key, person=b"raptor-encoding").digest()
 
-    def name(self, texts: pa.Table, tokenizer: Path, length: int | str) -> str:
-        """Name of the file for some records, in their order, a tokenizer's directory and a length, or lengths."""
+    def name(self, texts: pa.Table, tokenizer: Path, length: int | str, images: str = "") -> str:
+        """Name of the file for some records, in their order, a tokenizer's directory and a length, or lengths.
+
+        Args:
+            images: what the form of encoded images follows from; empty where there are none.
+        """
         total = hashlib.blake2b(key=self._key, digest_size=32)
         facts = [FORM, str(length), version("tokenizers"), version("transformers")]
+        if images:
+            facts += [images, version("pillow")]
         total.update("\0".join(facts).encode())
         for pattern in TOKENIZER_FILES:
             for file in sorted(tokenizer.glob(pattern)):

@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raptor.text.columns import Batch, Columns
+from raptor.text.images import NO_IMAGE, read_image
 from raptor.text.labels import DOUBTFUL_WORDS, MISSING_WORDS, clean_name, label_key
 from raptor.text.problems import Findings, Place, RecordError
 from raptor.text.splits import SPLITS, TRAIN, normal_split
@@ -45,6 +46,7 @@ class Collected:
     pairs: list[pa.Array] = field(default_factory=list)
     users: list[pa.Array] = field(default_factory=list)
     completions: list[pa.Array] = field(default_factory=list)
+    images: list[pa.Array] = field(default_factory=list)
     codes: list[NDArray[np.int32]] = field(default_factory=list)
     splits: list[NDArray[np.int8]] = field(default_factory=list)
     hashes: list[NDArray[np.int64]] = field(default_factory=list)
@@ -62,7 +64,7 @@ class Collected:
             split: of all its records, by the name of their file; a split column goes before it.
 
         Raises:
-            RecordError: a value is not of its column's kind, or a split or user is missing.
+            RecordError: a value is not of its column's kind, a split or user is missing, or an image is damaged.
         """
         texts = _texts(batch, batch.text, _name(self.columns, 0), self.findings)
         pairs = None
@@ -81,6 +83,10 @@ class Collected:
         if batch.completion is not None:
             answers = self._answers(batch)
             keys = zip(texts, pairs or texts, answers, strict=True)
+        if batch.image is not None:
+            images = self._images(batch, batch.image)
+            self.images.append(pa.array(images, pa.large_binary()))
+            keys = zip(keys, images, strict=True)
         self.hashes.append(np.fromiter(map(hash, keys), dtype=np.int64, count=len(texts)))
         self.numbers.append(np.asarray(batch.numbers, dtype=np.int64))
         self.origins.append((batch.file, batch.unit, len(batch)))
@@ -98,6 +104,15 @@ class Collected:
                 self.findings.add(UNANSWERED, batch.place(row))
         self.completions.append(pa.array(answers, pa.string()))
         return answers
+
+    def _images(self, batch: Batch, values: list[Any]) -> list[bytes | None]:
+        """Encoded images; None where there is none."""
+        column = self.columns.image or ""
+        images = [read_image(value, batch.place(row), column) for row, value in enumerate(values)]
+        for row, image in enumerate(images):
+            if image is None:
+                self.findings.add(NO_IMAGE, batch.place(row))
+        return images
 
     def _label_codes(self, batch: Batch) -> NDArray[np.int32]:
         self.class_names.add(batch.class_names)

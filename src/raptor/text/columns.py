@@ -34,6 +34,7 @@ class Batch:
     split: list[Any] | None = None
     user: list[Any] | None = None
     completion: list[Any] | None = None
+    image: list[Any] | None = None
     class_names: tuple[str, ...] | None = None
 
     def place(self, row: int) -> Place:
@@ -53,6 +54,7 @@ class Columns:
         split: column that says train, validation or test.
         user: column that says whose record it is.
         completion: the text that is to follow, where texts are continued; then there is no label.
+        image: column of images, as bytes or names of files.
 
     Raises:
         ParameterError: a role has no name, or two roles share one column.
@@ -63,6 +65,7 @@ class Columns:
     split: str | None = None
     user: str | None = None
     completion: str | None = None
+    image: str | None = None
 
     def __post_init__(self) -> None:
         names = (self.text,) if isinstance(self.text, str) else self.text
@@ -92,6 +95,7 @@ class Columns:
             ("split", self.split),
             ("user", self.user),
             ("completion", self.completion),
+            ("image", self.image),
         ]
 
     def resolve(self, header: Sequence[str], file: str, needed: bool = True) -> Layout:

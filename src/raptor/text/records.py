@@ -37,6 +37,7 @@ SCHEMA = pa.schema(
         ("completion", pa.string()),
     ]
 )
+IMAGE = "image"
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Records:
 
     Args:
         table: columns `text`, `text_pair` (null where records have one text), `label` (null where there is
-            none), `split` (train, validation, test or unlabelled), `user` and `completion` (null where not asked for).
+            none), `split` (train, validation, test or unlabelled), `user` and `completion` (null where not asked for);
+            and, where asked for, `image` (encoded bytes, null where a record has none).
         label_names: class names; `label` is an index into them. None where texts are continued: there `label` is 0 of
             records that are used, and null of others.
         held_out: the split that models are measured on, None when there is none.
@@ -125,6 +127,14 @@ class _Assembly:
         self.codes = np.concatenate(collected.codes)
 
     def records(self) -> Records:
+        images = self.collected.images
+        if images and all(part.null_count == len(part) for part in images):
+            raise RecordError(
+                "no record has an image.",
+                place=self.source.parts[0].name,
+                column=self.columns.image,
+                advice="Check which column holds the images.",
+            )
         if self.columns.label is not None or self.columns.completion is not None:
             check_texts(self.hashes, self.source.parts[0].name)
         labels, names, held_out = self._learnt()
@@ -308,4 +318,7 @@ class _Assembly:
             pa.chunked_array(self.collected.users) if self.collected.users else absent,
             pa.chunked_array(self.collected.completions) if self.collected.completions else absent,
         ]
-        return pa.table(columns, schema=SCHEMA)
+        table = pa.table(columns, schema=SCHEMA)
+        if not self.collected.images:
+            return table
+        return table.append_column(IMAGE, pa.chunked_array(self.collected.images))

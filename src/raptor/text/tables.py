@@ -210,6 +210,9 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 def _check_type(role: str, kind: pa.DataType, file: str, name: str) -> None:
     inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if role == "image" and pa.types.is_struct(inner) and {"bytes", "path"} & {field.name for field in inner}:
+        # As Hugging Face data sets keep images.
+        return
     textual = (
         pa.types.is_string(inner)
         or pa.types.is_large_string(inner)
@@ -221,6 +224,13 @@ def _check_type(role: str, kind: pa.DataType, file: str, name: str) -> None:
         return
     numeric = pa.types.is_integer(inner) or pa.types.is_boolean(inner)
     numeric = numeric or pa.types.is_floating(inner) or pa.types.is_decimal(inner)
+    if role == "image":
+        raise RecordError(
+            f"the column holds {inner}, not images.",
+            place=file,
+            column=name,
+            advice="Images are bytes, or names of files.",
+        )
     if role in TEXTS:
         raise RecordError(
             f"the column holds {inner}, not text.",
@@ -236,6 +246,8 @@ def _check_type(role: str, kind: pa.DataType, file: str, name: str) -> None:
 def _values(column: pa.Array, made: Batch, role: str, name: str, encoding: str) -> list[Any]:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
+    if role == "image" and (_is_bytes(column.type) or pa.types.is_struct(column.type)):
+        return list(column.to_pylist())
     if isinstance(column.type, pa.UuidType):
         return [None if value is None else str(value) for value in column.to_pylist()]
     if _is_bytes(column.type):

@@ -188,3 +188,9 @@ def test_building_the_pipeline_imports_nothing_heavy(stage: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_the_last_sparse_layer_can_be_asked_for() -> None:
+    assert SelectionConfig(layers="last").candidates([1, 5, 3]) == (5,)
+    assert SelectionConfig(layers=(1, 3)).candidates([1, 5, 3]) == (1, 3)
+    assert SelectionConfig().candidates([1]) is None

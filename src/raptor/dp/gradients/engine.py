@@ -132,13 +132,17 @@ class _TappedGradients:
             }
             return ClippedSum(zeros, rule.sensitivity)
         rows, tokens = batch.input_ids.shape
-        if records > 1 and rows == tokens and not self._is_layout_known:
+        tiles = 1 if batch.images is None else batch.images.pixels.shape[1]
+        is_telling = tokens not in (rows, rows * tiles)
+        if records > 1 and not is_telling and not self._is_layout_known:
             # Tokens on the first axis would pass for records. In two parts, a tap refuses them.
             total = self.clipped_sum(batch.part(0, records // 2), rule)
             total.add(self.clipped_sum(batch.part(records // 2, records), rule))
             return total
         members = batch.members
-        current = Pass(records, tokens * members, self._way, self._owners(batch), members=members)
+        current = Pass(
+            records, tokens * members, self._way, self._owners(batch), members=members, tiles=tiles
+        )
         device = batch.input_ids.device.type
         if torch.is_inference_mode_enabled():
             raise ModelError("A gradient cannot be taken in torch.inference_mode; leave it before.")
@@ -179,7 +183,7 @@ class _TappedGradients:
                 tap.settle()
             with torch.no_grad():
                 result = clip_and_sum(self._taps, torch.isfinite(losses.detach()), rule)
-            self._is_layout_known = self._is_layout_known or 1 < rows != tokens
+            self._is_layout_known = self._is_layout_known or (rows > 1 and is_telling)
             return result
 
 

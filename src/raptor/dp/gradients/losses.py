@@ -22,7 +22,7 @@ def loss_of(model: nn.Module) -> RecordLoss:
 
 def classification_loss(model: nn.Module, batch: Batch) -> Tensor:
     """(units,) cross-entropy of a model that gives logits (rows, labels); of a user's records their mean."""
-    logits: Tensor = model(batch.input_ids, batch.attention_mask)
+    logits: Tensor = model(*batch.inputs)
     losses = functional.cross_entropy(
         accumulate(logits), batch.labels, reduction="none", ignore_index=IGNORED
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from raptor.dp.records import IGNORED, Batch
 from raptor.moe.families import SparseLayer, sparse_layers
+from raptor.moe.images import CHANNELS, NEWLINE, SEPARATOR, TEXT, ImageInput, image_reader
 
 # A fixed seed is right here: the records are made up and public, and a check must find the same in every run.
 SEED = 0
@@ -17,6 +19,8 @@ SEED = 0
 LENGTHS = (7, 1, 5, 3, 6, 4)
 # Few different tokens, so that records repeat them and share them.
 POOL = 9
+# Of a model that takes images: tiles of each record. The first is copied often, and has none.
+TILES = (0, 0, 1, 0, 2, 2)
 # `EncodedRecords` fills up with zeros.
 FILL = 0
 
@@ -59,7 +63,34 @@ def synthetic_batch(model: nn.Module, classes: int | None) -> Batch:
     else:
         labels = torch.randint(0, classes, (records,), generator=random)
     device = next(model.parameters()).device
-    return Batch(*(value.to(device) for value in (ids, mask, labels, torch.zeros(records, dtype=torch.long))))
+    owners = torch.zeros(records, dtype=torch.long)
+    images = synthetic_images(model, random)
+    return Batch(
+        *(value.to(device) for value in (ids, mask, labels, owners)),
+        images=None if images is None else images.to(device),
+    )
+
+
+def synthetic_images(model: nn.Module, random: torch.Generator) -> ImageInput | None:
+    """Pictures of random pixels for `LENGTHS` records; None for a model of text alone.
+
+    A picture's first token, its last one and what stands between its views are each in some record; the last token of
+    a record is text.
+    """
+    reader = image_reader(model)
+    if reader is None:
+        return None
+    tiles = torch.tensor(TILES)
+    shape = (len(TILES), max(TILES), CHANNELS, reader.image_size, reader.image_size)
+    pixels = torch.randint(0, 256, shape, generator=random, dtype=torch.uint8)
+    pixels[torch.arange(max(TILES))[None] >= tiles[:, None]] = 0
+    places = torch.full((len(LENGTHS), max(LENGTHS)), TEXT)
+    for record, number in enumerate(TILES):
+        last = number * reader.features_per_tile - 1
+        order = (last, NEWLINE, 0, SEPARATOR, last // 2) if number else ()
+        for token, place in enumerate(order[: LENGTHS[record] - 1]):
+            places[record, token] = place
+    return ImageInput(pixels, tiles, places)
 
 
 def crowd(batch: Batch, copies: int) -> Batch:
@@ -67,7 +98,13 @@ def crowd(batch: Batch, copies: int) -> Batch:
     rows = torch.zeros(copies + 2, dtype=torch.long, device=batch.labels.device)
     ids = batch.input_ids[rows].clone()
     ids[1:-1] = batch.input_ids[0, :1]
-    return Batch(ids, batch.attention_mask[rows], batch.labels[rows], batch.owners[rows])
+    return Batch(
+        ids,
+        batch.attention_mask[rows],
+        batch.labels[rows],
+        batch.owners[rows],
+        images=None if batch.images is None else batch.images[rows],
+    )
 
 
 def gather(batch: Batch, rows: Sequence[int], width: int) -> Batch:
@@ -79,6 +116,7 @@ def gather(batch: Batch, rows: Sequence[int], width: int) -> Batch:
         _fit(batch.attention_mask[index], width, 0),
         labels if labels.ndim == 1 else _fit(labels, width, IGNORED),
         batch.owners[index],
+        images=None if batch.images is None else batch.images[index].fit(width),
     )
 
 
@@ -130,6 +168,4 @@ def with_owners(batch: Batch, routes: Sequence[dict[int, Tensor]], layers: Seque
     owners = torch.stack(
         [torch.stack([route[layer].flatten().mode().values for layer in layers]) for route in routes]
     )
-    return Batch(
-        batch.input_ids, batch.attention_mask, batch.labels, owners[:, 0] if len(layers) == 1 else owners
-    )
+    return replace(batch, owners=owners[:, 0] if len(layers) == 1 else owners)

@@ -90,10 +90,10 @@ def check(directory: Path) -> PublicModel:
 
 
 def _check_tokenizer(directory: Path, embeddings: int) -> None:
-    from transformers import AutoTokenizer
+    from raptor.pipelines.ingestion.encoding import load_tokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        tokenizer = load_tokenizer(directory)
     except Exception as error:
         # The tokenizer back ends raise what they like, plain Exception among them.
         raise ModelError(f"The tokenizer in {directory} cannot be loaded: {error}") from error

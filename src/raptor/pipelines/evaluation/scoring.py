@@ -65,7 +65,7 @@ def score_model(
     batches = records.physical_batches(torch.arange(len(records)), batch_size, device)
     with torch.no_grad():
         for batch in track(batches, description, total=-(-len(records) // batch_size)):
-            logits = model(batch.input_ids, batch.attention_mask)
+            logits = model(*batch.inputs)
             # In float64 on the CPU: one accelerator lacks that type, and confidences must sum alike.
             probabilities.append(logits.cpu().double().softmax(dim=1).numpy())
             labels.append(batch.labels.cpu().numpy())

@@ -49,6 +49,17 @@ class IngestionConfig(BaseModel):
         description="column that says train, validation, test or unlabelled; without it held-out records are drawn",
     )
     user: str | None = Field(default=None, description="column that says whose record it is")
+    image: str | None = Field(
+        default=None,
+        description="column of images, for a base model that reads them: bytes, or names of files relative to that "
+        "of the records",
+    )
+    image_tiles: int | None = Field(
+        default=None,
+        ge=1,
+        description="most tiles that an image is divided into, beside the view of the whole; null takes all "
+        "candidates of the model. The tokens of an image come on top of max_length",
+    )
     encoding: str = Field(
         default="utf-8", description="of text files; a byte order mark in the file goes before it"
     )
@@ -73,6 +84,16 @@ class IngestionConfig(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> IngestionConfig:
+        if self.image is not None and self.completion is not None:
+            raise ValueError(
+                "ingestion.image and ingestion.completion are both given, but texts are continued from text alone: "
+                "leave one of them out"
+            )
+        if self.image is None and self.image_tiles is not None:
+            raise ValueError(
+                "ingestion.image_tiles is set, but ingestion.image is not, so it would change nothing: name the column "
+                "of images, or leave it out"
+            )
         if self.completion_length is not None and self.completion is None:
             raise ValueError(
                 "ingestion.completion_length is set, but ingestion.completion is not, so it would change nothing: name "
@@ -89,7 +110,7 @@ class IngestionConfig(BaseModel):
     def columns(self) -> Columns:
         """The columns of the source by their roles."""
         label = self.label if self.completion is None else None
-        return Columns(self.text, label, self.split, self.user, self.completion)
+        return Columns(self.text, label, self.split, self.user, self.completion, self.image)
 
     @property
     def lengths(self) -> Lengths | None:

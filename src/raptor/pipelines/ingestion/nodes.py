@@ -98,17 +98,19 @@ def encode_splits(
         encoding_cache: private folder of what was encoded before; None encodes anew.
 
     Returns:
-        Two tables with the columns ``input_ids`` (unpadded, at most ``max_length``) and ``label``; where texts are
-        continued, also ``prompt``, the number of tokens before the completion; where users are the unit, also ``user``,
-        numbers from 0.
+        Two tables with the columns ``input_ids`` (unpadded, at most ``max_length``, an image's tokens on top) and
+        ``label``; with images those of ``raptor.pipelines.images``; where texts are continued, also ``prompt``, the
+        number of tokens before the completion; where users are the unit, also ``user``, numbers from 0.
 
     Raises:
-        ParameterError: ``max_length`` leaves no room for text.
+        ParameterError: ``max_length`` leaves no room for text, or the base model reads no images and there are some.
         RecordError: users are the unit, and the records have none.
     """
     import pyarrow as pa
 
+    from raptor.pipelines.images import image_format
     from raptor.pipelines.ingestion.encoding import (
+        IMAGE,
         USER,
         encode_prompted_split,
         encode_split,
@@ -127,6 +129,7 @@ def encode_splits(
         trained = bound_users(trained, records_per_user, split_key)
         measured = bound_users(measured, 1, split_key)
     tokenizer = load_tokenizer(base_model)
+    form = None if config.image is None else image_format(base_model, tokenizer, config.image_tiles)
 
     lengths = config.lengths
 
@@ -134,17 +137,17 @@ def encode_splits(
         def make() -> pa.Table:
             if lengths is not None:
                 return encode_prompted_split(records, split, tokenizer, lengths)
-            return encode_split(records, split, tokenizer, config.max_length)
+            return encode_split(records, split, tokenizer, config.max_length, form)
 
         if encoding_cache is None or split_key is None:
             return make()
         cache = EncodingCache(encoding_cache, split_key)
-        read = records.select(["text", "text_pair", "label"])
+        read = records.select(["text", "text_pair", "label", *([] if form is None else [IMAGE])])
         length = str(config.max_length)
         if lengths is not None:
             read = records.select(["text", "text_pair", "label", "completion"])
             length = f"{lengths.prompt}+{lengths.completion}"
-        return cache.get(cache.name(read, base_model, length), make)
+        return cache.get(cache.name(read, base_model, length, repr(form) if form else ""), make)
 
     splits = encoded(trained, TRAIN), encoded(measured, held_out)
     if unit == "user":
@@ -180,12 +183,20 @@ def assign_record_owners(
     Raises:
         ModelError: the model has no such sparse layer.
     """
+    from raptor.pipelines.images import encoded_images
     from raptor.pipelines.ingestion.encoding import USER
     from raptor.pipelines.ingestion.owners import record_owners
 
     table = private_train.data.table
     users = table[USER].to_numpy() if USER in table.column_names else None
-    return record_owners(table["input_ids"], base_model, layer_plan["layers"], config.owner_vote, users=users)
+    return record_owners(
+        table["input_ids"],
+        base_model,
+        layer_plan["layers"],
+        config.owner_vote,
+        users=users,
+        images=encoded_images(private_train),
+    )
 
 
 def declare_public_constants(

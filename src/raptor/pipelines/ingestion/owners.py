@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from raptor.dp.records import EncodedImages
 from raptor.errors import ModelError
 from raptor.moe.classifier import load_encoder
 from raptor.moe.families import sparse_layers
@@ -30,6 +31,7 @@ def record_owners(
     vote: Vote,
     *,
     users: NDArray[np.int64] | None = None,
+    images: EncodedImages | None = None,
 ) -> pa.Table:
     """Owners of encoded records, or of users, in some sparse layers.
 
@@ -46,6 +48,7 @@ def record_owners(
         vote: how tokens vote.
         users: (records,) number of each record's user, from 0 without a gap. The votes of a user's records are added,
             in an order that only these records decide.
+        images: of the records, which then pass through the model one by one.
 
     Returns:
         A table with an int64 column ``layer_<index>`` for each layer, a row for each record, or user.
@@ -68,9 +71,11 @@ def record_owners(
     owners = {layer: np.empty(len(lengths), dtype=np.int64) for layer in layers}
     number = 0 if users is None or not len(users) else int(users.max()) + 1
     sums: dict[int, NDArray[np.float64]] = {}
-    for rows in track(_batches(lengths), "Routing records"):
+    batches = _batches(lengths) if images is None else list(np.arange(len(lengths))[:, None])
+    for rows in track(batches, "Routing records"):
         ids = torch.from_numpy(values[starts[rows][:, None] + np.arange(lengths[rows[0]])].astype(np.int64))
-        votes = record_votes(encoder, ids, torch.ones_like(ids), vote=vote, batch_size=BATCH)
+        pictures = None if images is None else images.take(torch.from_numpy(rows), ids.shape[1])
+        votes = record_votes(encoder, ids, torch.ones_like(ids), vote=vote, batch_size=BATCH, images=pictures)
         for layer in layers:
             if users is None:
                 owners[layer][rows] = assign_owners(votes[layer].float()).numpy()

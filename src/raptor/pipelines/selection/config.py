@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -26,14 +27,16 @@ class SelectionConfig(BaseModel):
         description="records of the corpus that are used; entropy settles from about 1000 on",
     )
     bootstrap: int = Field(default=500, ge=2, description="resamples behind each standard error")
-    layers: Literal["auto"] | int | tuple[int, ...] = Field(
+    layers: Literal["auto", "last"] | int | tuple[int, ...] = Field(
         default="auto",
-        description="sparse layers to choose among: auto for all, or a list of layer indices; one index decides",
+        description="sparse layers to choose among: auto for all, last for the last one alone, or a list of layer "
+        "indices; one index decides",
     )
 
-    @property
-    def candidates(self) -> tuple[int, ...] | None:
-        """The layers to choose among, None for all."""
+    def candidates(self, sparse: Sequence[int]) -> tuple[int, ...] | None:
+        """The layers to choose among, of those that are sparse; None for all."""
         if self.layers == "auto":
             return None
+        if self.layers == "last":
+            return (max(sparse),)
         return (self.layers,) if isinstance(self.layers, int) else self.layers

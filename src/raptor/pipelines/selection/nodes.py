@@ -70,7 +70,8 @@ def select_layers(routing_profile: dict[str, Any], config: SelectionConfig) -> d
     from raptor.moe.statistics import choose_layers
     from raptor.pipelines.selection.profile import from_json, headline
 
-    choice = choose_layers(from_json(routing_profile), config.candidates)
+    profile = from_json(routing_profile)
+    choice = choose_layers(profile, config.candidates([row.layer for row in profile.layers]))
     plan = {
         "layers": [choice.layer],
         "rule": choice.rule,

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer
 
 from raptor.errors import DataError
 from raptor.moe.classifier import load_encoder
@@ -15,6 +14,7 @@ from raptor.moe.families import sparse_layers
 from raptor.moe.ownership import assign_owners
 from raptor.moe.routing import Vote, record_votes
 from raptor.moe.statistics import Owners
+from raptor.pipelines.ingestion.encoding import load_tokenizer
 from raptor.progress import track
 from raptor.text.encoding import encode_texts, pad_batch
 
@@ -42,7 +42,7 @@ def public_owners(
     """
     if not texts:
         raise DataError("The public corpus is empty. Set selection.corpus to a corpus with text.")
-    tokenizer = AutoTokenizer.from_pretrained(base_model, local_files_only=True, trust_remote_code=False)
+    tokenizer = load_tokenizer(base_model)
     encoder = load_encoder(base_model)
     ids = encode_texts(tokenizer, texts, None, max_length)
     inputs, mask = (torch.from_numpy(part) for part in pad_batch(ids, tokenizer.pad_token_id))

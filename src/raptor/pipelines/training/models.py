@@ -37,6 +37,8 @@ class TunedModel:
     Attributes:
         text: the columns that it was trained on, as `ingestion.text` names them.
         max_length: tokens of a record that it was trained on.
+        image: the column of images, where there is one.
+        image_tiles: most tiles of an image, as `ingestion.image_tiles`.
     """
 
     model: MoEClassifier
@@ -44,6 +46,8 @@ class TunedModel:
     label_names: tuple[str, ...]
     text: str | tuple[str, ...]
     max_length: int
+    image: str | None = None
+    image_tiles: int | None = None
 
     def save_to(self, directory: Path) -> None:
         """Write the whole Hugging Face directory: config, weights, head, tokenizer, label names.
@@ -51,6 +55,9 @@ class TunedModel:
         The tokenizer cuts texts where training cut them, so that whoever loads it needs no other setting.
         """
         self.model.encoder.config.text_columns = _columns(self.text)
+        if self.image is not None:
+            self.model.encoder.config.image_column = self.image
+            self.model.encoder.config.image_tiles = self.image_tiles
         self.model.cpu().save_pretrained(directory, self.label_names)
         _save_tokenizer(self.base_model, directory, {"model_max_length": self.max_length})
 
@@ -110,7 +117,15 @@ def tuned_model(
         DataError: `ingestion` is not that of the records.
     """
     if isinstance(model, MoEClassifier):
-        return TunedModel(model, base_model, tuple(label_names), ingestion.text, ingestion.max_length)
+        return TunedModel(
+            model,
+            base_model,
+            tuple(label_names),
+            ingestion.text,
+            ingestion.max_length,
+            ingestion.image,
+            ingestion.image_tiles,
+        )
     if ingestion.lengths is None:
         raise DataError(
             "The model continues texts, but ingestion.completion is not given. Give the parameters that the ingestion "

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from raptor.accounting.types import Unit
 from raptor.dp.records import EncodedRecords
 from raptor.errors import DataError
+from raptor.pipelines.images import encoded_images
 
 
 def encoded_records(split: Any, owners: Any | None, layer: int | None) -> EncodedRecords:
@@ -46,7 +47,7 @@ def encoded_records(split: Any, owners: Any | None, layer: int | None) -> Encode
     prompts = None
     if "prompt" in split.column_names:
         prompts = torch.from_numpy(_column(split, "prompt", "split").to_numpy().astype(np.int64))
-    return EncodedRecords(ids, lengths, labels, owner, groups, prompts=prompts)
+    return EncodedRecords(ids, lengths, labels, owner, groups, prompts, encoded_images(split))
 
 
 def held_out_records(split: Any, unit: Unit) -> EncodedRecords:

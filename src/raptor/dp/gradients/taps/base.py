@@ -33,6 +33,7 @@ class Pass:
         grams: inner products of activations, shared by layers with the same input.
         scaled: activations times factors, shared by layers with the same input.
         members: rows of a unit. A user's gradient is that of one long record: the sum over all tokens of all rows.
+        tiles: of each row's pictures, which a vision tower is given as rows of their own, in the order of records.
     """
 
     records: int
@@ -43,6 +44,12 @@ class Pass:
     grams: Grams = field(default_factory=Grams)
     scaled: Scaled = field(default_factory=Scaled)
     members: int = 1
+    tiles: int = 1
+
+    @property
+    def leading(self) -> tuple[int, int, int]:
+        """First dimensions under which values stand in the order of records."""
+        return self.rows, self.records * self.tokens, self.rows * self.tiles
 
     @property
     def rows(self) -> int:
@@ -51,13 +58,13 @@ class Pass:
 
 
 def by_record(value: Tensor, current: Pass, name: str) -> Tensor:
-    """(records, rows, width) view of values whose rows are records, or all tokens in the order of records.
+    """(records, rows, width) view of values whose rows are records, or their tokens or tiles in the order of records.
 
     Raises:
-        ModelError: the leading dimension is neither; another grouping would clip tokens as records.
+        ModelError: the leading dimension is none of them; another grouping would clip tokens as records.
     """
     size = current.records
-    if value.ndim < 2 or value.shape[0] not in (current.rows, size * current.tokens):
+    if value.ndim < 2 or value.shape[0] not in current.leading:
         raise ModelError(
             f"The input of {name} has neither records nor tokens of records as its first dimension; other rows "
             "would be clipped as records. This architecture is not covered."

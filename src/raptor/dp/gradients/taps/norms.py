@@ -140,7 +140,7 @@ class ElementwiseTap(Tap):
             module.__dict__[attribute] = self._copies[name]
 
     def _copy(self, parameter: Tensor, values: Tensor, name: str) -> Tensor:
-        if values.shape[0] not in (self._pass.rows, self._pass.records * self._pass.tokens):
+        if values.shape[0] not in self._pass.leading:
             raise ModelError(
                 f"The input of {name} has neither records nor tokens of records as its first dimension. This "
                 "architecture is not covered."
