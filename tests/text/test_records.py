@@ -38,6 +38,7 @@ def test_the_table_is_typed_whatever_the_source_has(tmp_path: Path) -> None:
         "label": 0,
         "split": "validation",
         "user": "8",
+        "completion": None,
     }
     part = read(path, text="q", label="y").table
     assert part.schema == SCHEMA
