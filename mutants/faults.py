@@ -7,6 +7,7 @@ from mutants import (
     in_completions,
     in_gradients,
     in_ledger,
+    in_levers,
     in_mechanism,
     in_randomness,
     in_resume,
@@ -21,5 +22,6 @@ FAULTS = (
     + in_ledger.FAULTS
     + in_resume.FAULTS
     + in_users.FAULTS
+    + in_levers.FAULTS
     + in_completions.FAULTS
 )

@@ -204,15 +204,15 @@ CALIBRATED = (
     Fault(
         "a rate from a population one too large",
         "dp/plan.py",
-        "rate = batch_size / population",
-        "rate = batch_size / (population + 1)",
+        "EventShape(shape.batch_size / population, ",
+        "EventShape(shape.batch_size / (population + 1), ",
         BUDGET,
     ),
     Fault(
         "a batch larger than the population is taken",
         "dp/plan.py",
-        "if batch_size > population:",
-        "if batch_size > 2 * population:",
+        "if largest > population:",
+        "if largest > 2 * population:",
         in_file(PLAN, "test_what_does_not_fit_is_refused"),
     ),
     Fault(

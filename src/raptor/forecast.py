@@ -75,7 +75,12 @@ class Forecast:
     def __init__(self, parameters: Mapping[str, Any], experts: int, layer: int) -> None:
         """Raises ParameterError when the number of training units is not declared."""
         self.privacy: PrivacyConfig = parameters["privacy"]
-        self.training: TrainingConfig = parameters["training"]
+        # Noise multipliers, time and memory do not depend on what is measured on public records.
+        self.training: TrainingConfig = (
+            parameters["training"]
+            .settled(1.0, 1.0)
+            .model_copy(update={"expert_norms": "common", "expert_steps": "same"})
+        )
         self._evaluation = parameters["evaluation"]
         self._source = parameters["ingestion"].source
         self._continues = parameters["ingestion"].lengths is not None

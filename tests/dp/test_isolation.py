@@ -349,6 +349,7 @@ class Faulty:
     def __init__(self, engine) -> None:
         self._engine = engine
         self.parameters = engine.parameters
+        self.scales = engine.scales
 
     def clipped_sum(self, batch, rule):
         return self._engine.clipped_sum(batch, rule)

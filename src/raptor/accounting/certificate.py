@@ -15,7 +15,7 @@ from raptor.accounting.audit_section import audit_section
 from raptor.accounting.calibration import SplitSum, split_sum
 from raptor.accounting.chain import canonical
 from raptor.accounting.ledger import Ledger, read_ledger
-from raptor.accounting.plan import Accounting
+from raptor.accounting.plan import BLOCKWISE, Accounting
 from raptor.accounting.search import search_epsilon
 from raptor.accounting.selection import NEEDS, Selection
 from raptor.accounting.totals import StreamTotal
@@ -175,6 +175,7 @@ def _stream(
         "noise_deviation": planned.noise_deviation,
         "denominator": planned.denominator,
         "blocks": planned.blocks,
+        **{name: list(getattr(planned, name)) for name in BLOCKWISE if getattr(planned, name)},
         "dimension": total.dimension,
         "steps_planned": planned.steps,
         "steps_executed": total.executed,

@@ -89,7 +89,7 @@ def _streams(streams: Sequence[Mapping[str, Any]]) -> str:
             stream["name"],
             f"{stream['rate']:.6g}",
             f"{stream['noise_multiplier']:.6g}",
-            f"{stream['clipping_norm']:g}",
+            f"{stream['clipping_norm']:g}" + (" (differs by block)" if "block_norms" in stream else ""),
             f"{stream['denominator']:g}",
             str(stream["blocks"]),
             f"{stream['steps_executed']} of {stream['steps_planned']}, {stream['steps_charged']}",
@@ -102,7 +102,15 @@ def _streams(streams: Sequence[Mapping[str, Any]]) -> str:
         "What a stream costs alone does not add up to the joint figure. What it costs at its part of delta adds up to "
         "the figure of the paper's way."
     )
-    return _table("Streams", columns, rows) + f"\n\n{note}"
+    constants = [
+        f"{words} of each block of stream {stream['name']}, over the stream's, a public constant: "
+        + ", ".join(f"{value:.4g}" for value in stream[name])
+        + "."
+        for stream in streams
+        for name, words in (("block_norms", "Clipping norm and noise"), ("block_steps", "Step size"))
+        if name in stream
+    ]
+    return "\n\n".join([_table("Streams", columns, rows), note, *constants])
 
 
 def _search(search: Mapping[str, Any] | None) -> str:

@@ -16,6 +16,8 @@ from raptor.errors import BudgetError, LedgerError, ParameterError, RaptorError
 
 _LATER = frozenset({"trainable", "accounting", "rho", "search"})
 """Fields that a plan may lack."""
+BLOCKWISE = ("block_norms", "block_steps")
+"""Fields that a stream may lack."""
 RESERVED = frozenset({"evaluation", "diagnostics"})
 """Streams that are charged in full from the start, whether their releases are made or not."""
 
@@ -40,6 +42,10 @@ class StreamPlan:
         denominator: what a noisy sum is divided by, B for shared parameters and B/E for an expert.
         blocks: parameter blocks that a unit moves as one vector within C: 1, or the number of experts, of which it
             moves its owner's alone unless all its active experts count.
+        block_norms: clipping norm of each block over `clipping_norm`, where they differ. The noise on a block is that
+            many times the stream's, so that the noise multiplier is the same for all.
+        block_steps: step size of each block over the stream's, where they differ: post-processing, kept here as it is
+            a public constant.
     """
 
     name: str
@@ -49,6 +55,8 @@ class StreamPlan:
     clipping_norm: float
     denominator: float
     blocks: int = 1
+    block_norms: tuple[float, ...] = ()
+    block_steps: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         name = checks.word(self.name, "name", "a stream of the privacy plan")
@@ -59,6 +67,20 @@ class StreamPlan:
         checks.positive(self.clipping_norm, "clipping_norm", where)
         checks.positive(self.denominator, "denominator", where)
         checks.count(self.blocks, "blocks", where, minimum=1)
+        for name in BLOCKWISE:
+            values = getattr(self, name)
+            numbers = tuple(checks.positive(value, name, where) for value in _sequence(values, name))
+            if numbers and self.blocks > 1 and len(numbers) != self.blocks:
+                raise ParameterError(f"{name} of {where} must be {self.blocks} numbers, one for each block")
+            object.__setattr__(self, name, numbers)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a mapping, without what plans had no word for at first and this one does not use."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+            if name not in BLOCKWISE or value
+        }
 
     @property
     def noise_deviation(self) -> float:
@@ -113,6 +135,11 @@ class PrivacyPlan:
     search: Search = NO_SEARCH
 
     @property
+    def expert_norms(self) -> tuple[float, ...]:
+        """Clipping norm of each expert over the common one; none where all have that."""
+        return next((stream.block_norms for stream in self.streams if stream.block_norms), ())
+
+    @property
     def mode(self) -> Mode:
         return generator_mode(self.generator)
 
@@ -136,7 +163,7 @@ class PrivacyPlan:
             "unit": self.unit.value,
             "adjacency": self.adjacency.value,
             "taken_as_public": list(self.taken_as_public),
-            "streams": [asdict(stream) for stream in self.streams],
+            "streams": [stream.to_json() for stream in self.streams],
             "accounting": self.accounting.value,
             "search": self.search.to_json(),
         }
@@ -224,7 +251,9 @@ def _plan(found: Mapping[str, Any]) -> PrivacyPlan:
 
 
 def _stream(data: object) -> StreamPlan:
-    found = checks.fields(data, frozenset(StreamPlan.__dataclass_fields__), "a stream of the privacy plan")
+    later = frozenset(BLOCKWISE)
+    wanted = frozenset(StreamPlan.__dataclass_fields__) - later
+    found = checks.fields(data, wanted, "a stream of the privacy plan", later)
     return StreamPlan(**found)  # type: ignore[arg-type]
 
 

@@ -10,7 +10,7 @@ They run through the code that trains: `PrivateStream` with its Poisson sampler,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from raptor.accounting.plan import StreamPlan
 from raptor.accounting.types import Release
 from raptor.audit.guesses import Bits, Scores
-from raptor.dp.clipping import ClippedSum, ClippingRule, clip_and_sum
+from raptor.dp.clipping import ClippedSum, ClippingRule, Scales, clip_and_sum
 from raptor.dp.gradients.taps import Tap
 from raptor.dp.mechanism import GaussianMechanism, ReleaseSink
 from raptor.dp.records import Batch, EncodedRecords
@@ -125,7 +125,7 @@ class CanaryGradients:
     def __init__(self, canaries: CanarySet, blocks: int, norm: float) -> None:
         self._tap = CanaryTap(canaries, blocks, norm)
         self.parameters = self._tap.parameters
-        self.scales: Mapping[str, float] = {}
+        self.scales: Scales = {}
 
     def clipped_sum(self, batch: Batch, rule: ClippingRule) -> ClippedSum:
         """Sum over the batch of clipped gradients; a batch without canaries gives zeros."""

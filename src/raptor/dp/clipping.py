@@ -18,6 +18,14 @@ NORM_MARGIN = 2.0**-12
 SQUARES = 2.0**50
 
 
+Scales = Mapping[str, float | Tensor]
+"""Parameter name -> public factor on its gradients: a number, or a tensor (experts, 1, 1) for a fused parameter."""
+
+
+def _like(scale: float | Tensor, value: Tensor) -> float | Tensor:
+    return scale if isinstance(scale, float) else scale.to(value)
+
+
 @dataclass
 class ClippedSum:
     """A sum of clipped per-record gradients before noise: private, and of known sensitivity.
@@ -27,9 +35,9 @@ class ClippedSum:
         sensitivity: how far one unit can move the concatenation of all tensors.
         nonfinite: how many records contributed zero because their loss or gradient was not finite. It is a
             count of private records without noise: never log, print or release it.
-        scales: parameter name -> factor that is in its tensor, a public constant; 1 where there is none. Blocks of
-            parameters with noise of their own are scaled to the common noise before it is added, so that the
-            release stays one Gaussian mechanism, and are scaled back after it.
+        scales: parameter name -> factor in its tensor, or one for each expert, public constants; 1 where there is
+            none. Blocks of parameters with noise of their own are scaled to the common noise before it is added, so
+            that the release stays one Gaussian mechanism, and are scaled back after it.
         dimension: how many numbers the whole sum has, where `tensors` are one process's part of it; None where they
             are the whole.
     """
@@ -37,7 +45,7 @@ class ClippedSum:
     tensors: dict[str, Tensor]
     sensitivity: Sensitivity
     nonfinite: int = field(default=0, repr=False)
-    scales: Mapping[str, float] = field(default_factory=dict)
+    scales: Scales = field(default_factory=dict)
     dimension: int | None = None
 
     def add(self, other: ClippedSum) -> None:
@@ -49,7 +57,7 @@ class ClippedSum:
     def unscaled(self, released: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A release of these sums without the factors: post-processing, as they are public constants."""
         return {
-            name: value / self.scales[name] if name in self.scales else value
+            name: value / _like(self.scales[name], value) if name in self.scales else value
             for name, value in released.items()
         }
 
@@ -96,7 +104,8 @@ def clip_and_sum(taps: Sequence[Tap], finite: Tensor, rule: ClippingRule) -> Cli
 
     Guarantee:
         Released is nothing; the result goes to `raptor.dp.mechanism`. One record contributes a vector of norm
-        at most C to the concatenation of all tensors, and its factor depends on that record alone. A record
+        at most C to the concatenation of all tensors, and its factor depends on that record alone. Where blocks have
+        scales, norm and sum are those of the scaled gradient, so that the same holds of the scaled tensors. A record
         whose loss or gradient is not finite contributes exactly zero. Assumes that the model couples no
         records, so that a tap's row is a function of one record.
     """
@@ -109,8 +118,10 @@ def clip_and_sum(taps: Sequence[Tap], finite: Tensor, rule: ClippingRule) -> Cli
         for tap in taps:
             tap.erase(broken)
     tensors: dict[str, Tensor] = {}
+    scales: dict[str, float | Tensor] = {}
     for tap in taps:
         tensors.update(tap.weighted_sum(factors))
+        scales.update(tap.scales)
         # What it kept makes room for the sums of the next.
         tap.close()
-    return ClippedSum(tensors, rule.sensitivity, nonfinite)
+    return ClippedSum(tensors, rule.sensitivity, nonfinite, scales)

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from raptor.errors import ParameterError
+
 
 class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -101,6 +103,7 @@ class PrivacyConfig(_Config):
         return self
 
 
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 ADAM_BC_FLOOR = 0.25
 Diagnostic = Literal["loss", "clipped_fraction", "expert_load"]
 
@@ -109,7 +112,11 @@ class StreamConfig(_Config):
     """One stream of releases and its optimizer."""
 
     steps_per_cycle: int = Field(default=1, ge=0, description="steps of this stream in one cycle")
-    clipping_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="C, norm of one record")
+    clipping_norm: Positive | Literal["auto"] = Field(
+        default=1.0,
+        description="C, norm of one record; auto takes training.clipping_quantile of the norms of public records, in "
+        "the corpus of the selection stage",
+    )
     learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False, description="peak step size")
     batch_size: int | None = Field(
         default=None,
@@ -122,6 +129,20 @@ class StreamConfig(_Config):
         allow_inf_nan=False,
         description="noise multiplier relative to the other streams; a larger one saves budget for them",
     )
+
+    @property
+    def norm(self) -> float:
+        """C as a number.
+
+        Raises:
+            ParameterError: it is auto, and was not measured yet.
+        """
+        if self.clipping_norm == "auto":
+            raise ParameterError(
+                "clipping_norm is auto here, where no public records are at hand to measure it on. Give it as a "
+                "number, such as the one in the privacy plan of an earlier run."
+            )
+        return self.clipping_norm
 
 
 class LoRAConfig(_Config):
@@ -167,6 +188,31 @@ class TrainingConfig(_Config):
         default="one",
         description="one: a record's expert gradient is that of its owner; active: that of all its active experts, "
         "clipped as one vector, which costs the same privacy",
+    )
+    clipping_quantile: float = Field(
+        default=0.5, gt=0, lt=1, description="of the norms of public records, where a clipping norm is auto"
+    )
+    expert_norms: Literal["common", "auto"] | Annotated[tuple[Positive, ...], Field(min_length=1)] = Field(
+        default="common",
+        description="clipping norm of each expert: common, training.expert.clipping_norm for all; a list of norms, one "
+        "for each; auto, each by the public records that it owns. The noise on an expert goes by its norm",
+    )
+    expert_steps: Literal["same", "public"] = Field(
+        default="same",
+        description="step size of each expert: the same for all, or by the public records that it owns "
+        "(raptor.dp.public_measures.load_steps)",
+    )
+    load_signal: float = Field(
+        default=1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="with expert_steps=public: the squared signal-to-noise ratio that a step of an expert is thought "
+        "to have at an even load; a large one leaves step sizes alike",
+    )
+    residual_weights: bool = Field(
+        default=False,
+        description="weight a record's expert gradient, before it is clipped, by 1 - p, where p is the probability of "
+        "its label by the model without the experts' updates; with training.trainable=lora",
     )
     role_noise: Literal["common", "weighted"] = Field(
         default="common",
@@ -225,6 +271,11 @@ class TrainingConfig(_Config):
                 "training.lora is set, but training.trainable is full, so it would change nothing: set "
                 "training.trainable=lora, or leave training.lora out"
             )
+        if self.trainable == "full" and self.residual_weights:
+            raise ValueError(
+                "training.residual_weights asks for the model without the experts' updates, which can be switched off "
+                "where they are adapters only: set training.trainable=lora, or training.residual_weights=false"
+            )
         if len(set(self.diagnostics)) < len(self.diagnostics):
             raise ValueError("training.diagnostics names one of them twice; each is one release")
         if self.trainable == "lora" and "clipped_fraction" in self.diagnostics:
@@ -245,10 +296,30 @@ class TrainingConfig(_Config):
     def trainable_set(self) -> str:
         """What is trained, in words for the privacy plan."""
         experts = "" if self.owners == "one" else "; a record feeds all its active experts"
+        experts += "; expert gradients have residual weights" if self.residual_weights else ""
         if self.trainable == "full":
             return f"full{experts}"
         where = self.lora.targets if isinstance(self.lora.targets, str) else ", ".join(self.lora.targets)
         return f"lora of rank {self.lora.rank} and alpha {self.lora.alpha:g} on {where} and experts{experts}"
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether some constant of the mechanism is measured on public records."""
+        return self.is_clipped_by_public or self.expert_steps == "public"
+
+    @property
+    def is_clipped_by_public(self) -> bool:
+        """Whether some clipping norm is measured on public records."""
+        return "auto" in [self.shared.clipping_norm, self.expert.clipping_norm, self.expert_norms]
+
+    def settled(self, shared: float | None, expert: float | None) -> TrainingConfig:
+        """With these clipping norms where they are auto, and known."""
+        found = {
+            name: stream.model_copy(update={"clipping_norm": norm})
+            for name, stream, norm in (("shared", self.shared, shared), ("expert", self.expert, expert))
+            if stream.clipping_norm == "auto" and norm is not None
+        }
+        return self.model_copy(update=found)
 
     @property
     def streams(self) -> tuple[StreamConfig, StreamConfig]:

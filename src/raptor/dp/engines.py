@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
 
-from raptor.dp.clipping import ClippedSum, ClippingRule
+from raptor.dp.clipping import ClippedSum, ClippingRule, Scales
 from raptor.dp.config import TrainingConfig
 from raptor.dp.gradients.engine import GradientEngine, JointGradients, OwnerExpertGradients
+from raptor.dp.gradients.losses import residual_weights
 from raptor.dp.isolation import EngineSpec
 from raptor.dp.methods import ONE_STREAM, Method
 from raptor.dp.plan import EXPERT, MONOLITHIC, SHARED
@@ -20,16 +21,24 @@ from raptor.errors import ModelError
 
 
 def engine_specs(
-    trainable: TrainableSet, layer: int, config: TrainingConfig, method: Method = "raptor"
+    trainable: TrainableSet,
+    layer: int,
+    config: TrainingConfig,
+    method: Method = "raptor",
+    expert_norms: Sequence[float] = (),
 ) -> list[EngineSpec]:
     """The engines of a method's private streams, by the streams' names; a stream without steps has none.
 
     The isolation gate checks what this gives, and the trainer uses what this gives.
+
+    Args:
+        expert_norms: clipping norm of each expert over the common one (`StreamPlan.block_norms`), where the experts
+            have a clip of their own; none where all have the common norm.
     """
     single = ONE_STREAM.get(method)
     if single is not None and single.by_role:
         # Checked one by one: what they do is put together afterwards (`RoleGradients`).
-        return [_shared_spec(trainable), _expert_spec(trainable, layer, config)]
+        return [_shared_spec(trainable), _expert_spec(trainable, layer, config, expert_norms)]
     if single is not None:
         names = trainable.of(single.scope)
         return (
@@ -39,7 +48,7 @@ def engine_specs(
     if config.shared.steps_per_cycle:
         specs.append(_shared_spec(trainable))
     if config.expert.steps_per_cycle:
-        specs.append(_expert_spec(trainable, layer, config))
+        specs.append(_expert_spec(trainable, layer, config, expert_norms))
     return specs
 
 
@@ -47,22 +56,40 @@ def _shared_spec(trainable: TrainableSet) -> EngineSpec:
     return EngineSpec(SHARED, lambda model: JointGradients(model, trainable.shared))
 
 
-def _expert_spec(trainable: TrainableSet, layer: int, config: TrainingConfig) -> EngineSpec:
+def _expert_spec(
+    trainable: TrainableSet, layer: int, config: TrainingConfig, norms: Sequence[float]
+) -> EngineSpec:
     """The expert stream: a record feeds its owner alone, or all its active experts under one clip.
 
-    Guarantee: under both rules one record moves the concatenation of all experts' sums by at most C, so that the
-    release is the same Gaussian mechanism. Whose blocks that norm is spent on is a choice of utility alone.
+    With residual weights a record's gradient is weighted by what the model without the experts' updates leaves, before
+    it is clipped. Where expert e has the norm r_e C, its gradients are divided by r_e before the clip, and its noisy
+    sum is multiplied by r_e again.
+
+    Guarantee: under both rules one record moves the concatenation of all experts' sums, each over r_e, by at most C, so
+    that the release is the same Gaussian mechanism: noise of deviation sigma r_e C on expert e's sum, to which a record
+    that feeds it alone adds at most r_e C. Whose blocks that norm is spent on is a choice of utility alone.
     """
+    weights = residual_weights if config.residual_weights else None
+    factors = [1.0 / norm for norm in norms]
     if config.owners == "active":
-        return EngineSpec(EXPERT, lambda model: JointGradients(model, trainable.expert))
+        return EngineSpec(
+            EXPERT,
+            lambda model: JointGradients(model, trainable.expert, weights=weights, factors=factors),
+            weights=weights,
+        )
     return EngineSpec(
-        EXPERT, lambda model: OwnerExpertGradients(model, layer, parameters=trainable.expert), (layer,)
+        EXPERT,
+        lambda model: OwnerExpertGradients(
+            model, layer, parameters=trainable.expert, weights=weights, factors=factors
+        ),
+        (layer,),
+        weights,
     )
 
 
 def role_norm(config: TrainingConfig) -> float:
     """Norm of a record over both roles, each clipped for itself: sqrt(C_s^2 + C_e^2)."""
-    return math.hypot(config.shared.clipping_norm, config.expert.clipping_norm)
+    return math.hypot(config.shared.norm, config.expert.norm)
 
 
 def role_shares(config: TrainingConfig) -> dict[str, float]:
@@ -74,7 +101,7 @@ def role_shares(config: TrainingConfig) -> dict[str, float]:
     """
     streams = {SHARED: config.shared, EXPERT: config.expert}
     if config.role_noise == "common":
-        sizes = {role: stream.clipping_norm for role, stream in streams.items()}
+        sizes = {role: stream.norm for role, stream in streams.items()}
     else:
         sizes = {role: 1.0 / stream.noise_weight for role, stream in streams.items()}
     whole = math.hypot(*sizes.values())
@@ -95,14 +122,19 @@ class RoleGradients:
     def __init__(self, engines: Mapping[str, GradientEngine], config: TrainingConfig) -> None:
         """`engines` are those of the streams shared and expert."""
         total = role_norm(config)
-        norms = {SHARED: config.shared.clipping_norm / total, EXPERT: config.expert.clipping_norm / total}
+        norms = {SHARED: config.shared.norm / total, EXPERT: config.expert.norm / total}
         shares = role_shares(config)
         self._parts = [(engines[role], norms[role], shares[role] / norms[role]) for role in norms]
         self.parameters = tuple(name for engine, _, _ in self._parts for name in engine.parameters)
         if len(set(self.parameters)) < len(self.parameters):
             raise ModelError("A parameter has both roles, so that it would be clipped twice.")
-        self.scales: Mapping[str, float] = {
+        self._of_roles = {
             name: scale for engine, _, scale in self._parts if scale != 1.0 for name in engine.parameters
+        }
+        inside = {name: scale for engine, _, _ in self._parts for name, scale in engine.scales.items()}
+        self.scales: Scales = {
+            name: self._of_roles.get(name, 1.0) * inside.get(name, 1.0)
+            for name in {**self._of_roles, **inside}
         }
 
     def clipped_sum(self, batch: Batch, rule: ClippingRule) -> ClippedSum:
@@ -113,6 +145,6 @@ class RoleGradients:
             part = engine.clipped_sum(batch, replace(rule, norm=rule.norm * norm))
             nonfinite += part.nonfinite
             tensors |= part.tensors
-        for name, scale in self.scales.items():
+        for name, scale in self._of_roles.items():
             tensors[name].mul_(scale)
         return ClippedSum(tensors, rule.sensitivity, nonfinite, self.scales)

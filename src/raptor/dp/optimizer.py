@@ -27,6 +27,7 @@ class ReleaseOptimizer:
         steps: int,
         experts: Collection[str] = (),
         deviations: Mapping[str, Deviation] | None = None,
+        step_factors: Mapping[str, float | Tensor] | None = None,
     ) -> None:
         """Step sizes go by role in every method: those among `names` that are in `experts`, the head, the rest.
 
@@ -34,6 +35,7 @@ class ReleaseOptimizer:
             steps: updates of the whole run, over which the step size falls.
             deviations: name -> public standard deviation of the noise on each number of an update; None without
                 noise, where there is none to correct and Adam is used in any case.
+            step_factors: name -> public factor on its steps, one for each expert of a fused parameter; 1 by default.
         """
         self._parameters = {name: model.get_parameter(name) for name in names}
         expert = [value for name, value in self._parameters.items() if name in experts]
@@ -57,6 +59,10 @@ class ReleaseOptimizer:
             }
             floor = config.adam_bc_floor if config.optimizer == "adam_bc" else None
             self._optimizer = NoiseAwareOptimizer(present, known_noise, betas, eps, floor)
+        self._factors = {
+            name: torch.as_tensor(factor).to(self._parameters[name])
+            for name, factor in (step_factors or {}).items()
+        }
         final = FINAL_SHARE if config.schedule == "linear" else 1.0
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer, lambda step: 1.0 - (1.0 - final) * min(step / max(steps - 1, 1), 1.0)
@@ -75,7 +81,12 @@ class ReleaseOptimizer:
     def apply(self, update: dict[str, Tensor]) -> None:
         for name, value in update.items():
             self._parameters[name].grad = value
+        before = {name: self._parameters[name].detach().clone() for name in self._factors}
         self._optimizer.step()
+        for name, start in before.items():
+            # Whatever the optimizer, its step is multiplied, and not its gradient, which Adam would undo.
+            parameter = self._parameters[name]
+            parameter.data.copy_(start.lerp(parameter.data, self._factors[name]))
         self._optimizer.zero_grad(set_to_none=True)
         self._schedule.step()
 

@@ -26,6 +26,7 @@ class StreamShape:
     Attributes:
         batch_size: expected batch size B of its steps, a public constant; B over the population is its rate.
         noise_weight: its share of the common scale of noise.
+        block_norms, block_steps: see `StreamPlan`.
     """
 
     name: str
@@ -35,6 +36,8 @@ class StreamShape:
     batch_size: int
     noise_weight: float = 1.0
     blocks: int = 1
+    block_norms: tuple[float, ...] = ()
+    block_steps: tuple[float, ...] = ()
 
 
 def make_plan(
@@ -110,6 +113,8 @@ def make_plan(
             clipping_norm=shape.clipping_norm,
             denominator=shape.denominator,
             blocks=shape.blocks,
+            block_norms=shape.block_norms,
+            block_steps=shape.block_steps,
         )
         for shape, event, noise_multiplier in zip(shapes, events, multipliers, strict=True)
     ) + tuple(reserved)

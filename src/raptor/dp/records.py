@@ -27,6 +27,7 @@ class Batch:
         owners: (units,) int64, owner expert of each unit in the protected layer, or (units, layers).
         members: rows of a unit, one behind the other: 1 where the unit is a record.
         images: pictures of the rows, where the records have any.
+        weights: (rows,) factors of the rows' losses, each from its own row alone; None weights all alike.
     """
 
     input_ids: Tensor
@@ -35,6 +36,7 @@ class Batch:
     owners: Tensor
     members: int = field(default=1, kw_only=True)
     images: ImageInput | None = field(default=None, kw_only=True)
+    weights: Tensor | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.labels) // self.members
@@ -55,6 +57,7 @@ class Batch:
             self.owners[start:stop],
             members=self.members,
             images=None if self.images is None else self.images[rows],
+            weights=None if self.weights is None else self.weights[rows],
         )
 
 

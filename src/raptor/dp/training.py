@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from raptor.accounting.plan import PrivacyPlan
 from raptor.accounting.types import Adjacency, Release, Unit
@@ -34,6 +34,8 @@ from raptor.dp.team import Alone, Team
 from raptor.dp.trainable import TrainableSet, make_trainable
 from raptor.errors import ParameterError
 from raptor.moe.adapters import merge_lora
+from raptor.moe.experts import by_expert
+from raptor.moe.families import sparse_layer
 
 
 def resolve_device(name: str) -> torch.device:
@@ -206,7 +208,9 @@ class Trainer:
         with self._team.whole():
             engines = {
                 spec.name: spec.build(self._model)
-                for spec in engine_specs(self.trainable, self._plan.layer, config, method)
+                for spec in engine_specs(
+                    self.trainable, self._plan.layer, config, method, self._plan.expert_norms
+                )
             }
         if single is not None:
             engine = RoleGradients(engines, config) if single.by_role else engines[MONOLITHIC]
@@ -221,14 +225,27 @@ class Trainer:
         return PoissonSampler(len(self._records), rate, self._randomness.stream(f"{name}/coins"))
 
     def _optimizer(
-        self, names: Sequence[str], steps: int, deviations: Mapping[str, Deviation] | None = None
+        self,
+        names: Sequence[str],
+        steps: int,
+        deviations: Mapping[str, Deviation] | None = None,
+        by_block: Sequence[float] = (),
     ) -> ReleaseOptimizer:
+        stacks = sparse_layer(self._model, self._plan.layer).bank().stacks if by_block else ()
+        factors = by_expert([stack for stack in stacks if set(stack.names) <= set(names)], by_block)
         return ReleaseOptimizer(
-            self._model, names, self._config, steps, self.trainable.all_experts, deviations
+            self._model, names, self._config, steps, self.trainable.all_experts, deviations, factors
         )
 
     def _private(self, name: str, engine: GradientEngine) -> PrivateStream:
         plan = self._plan.stream(name)
+        by_block = plan.block_steps or any(isinstance(scale, Tensor) for scale in engine.scales.values())
+        if self._team.size > 1 and by_block:
+            raise ParameterError(
+                "Clipping norms or step sizes of single experts are not known to a training in several processes, in "
+                "which a parameter lies in parts. Set training.expert_norms=common and training.expert_steps=same, or "
+                "train in one process."
+            )
         deviation = plan.noise_deviation / plan.denominator
         deviations = {each: deviation / engine.scales.get(each, 1.0) for each in engine.parameters}
         return PrivateStream(
@@ -242,7 +259,7 @@ class Trainer:
                 self._sink,
                 self._team.seal,
             ),
-            self._optimizer(engine.parameters, plan.steps, deviations),
+            self._optimizer(engine.parameters, plan.steps, deviations, plan.block_steps),
             self._records,
             self._config.physical_batch_size,
             self._device,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from typing import Literal
 
@@ -155,6 +156,28 @@ def lora_parameters(model: nn.Module) -> tuple[str, ...]:
 def _adapter_names(model: nn.Module) -> list[str]:
     """Parameters that belong to adapters by their names, of this package or of another."""
     return [name for name, _ in model.named_parameters() if re.search(r"lora_[ab]", name, re.IGNORECASE)]
+
+
+@contextmanager
+def expert_updates_off(model: nn.Module) -> Iterator[None]:
+    """Run the model as if the updates of its experts were zero; other adapters stay as they are.
+
+    Raises:
+        ModelError: no experts have adapters, so that there is nothing to switch off.
+    """
+    found = [module for module in model.modules() if isinstance(module, LoRAExperts)]
+    if not found:
+        raise ModelError(
+            "The experts have no adapters, so their updates cannot be switched off: a second copy of all expert "
+            "weights would have to be kept for it. Set training.trainable=lora, or training.residual_weights=false."
+        )
+    for module in found:
+        module.is_off = True
+    try:
+        yield
+    finally:
+        for module in found:
+            module.is_off = False
 
 
 def merge_lora(model: nn.Module) -> tuple[str, ...]:

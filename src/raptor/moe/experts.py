@@ -7,8 +7,9 @@ call into an `Assignment`.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -85,6 +86,27 @@ class Stack:
             for name, tensor in zip(self.names, self.tensors, strict=True)
         }
         return whole, list(whole[self.names[0]]) if self.is_fused else list(whole.values())
+
+
+def by_expert(stacks: Iterable[Stack], values: Sequence[float]) -> dict[str, float | Tensor]:
+    """One number for each expert, by parameter: (experts, 1, 1) for a fused one, else that of its expert.
+
+    Raises:
+        ModelError: there are not as many numbers as experts, or one is not above 0 and finite.
+    """
+    found: dict[str, float | Tensor] = {}
+    if not all(0.0 < value < math.inf for value in values):
+        raise ModelError(f"Numbers by expert must be above 0 and finite, not {list(values)}.")
+    for stack in stacks:
+        if len(stack) != len(values):
+            raise ModelError(
+                f"There are {len(values)} numbers for {len(stack)} experts, one for each is needed."
+            )
+        if stack.is_fused:
+            found[stack.names[0]] = torch.tensor(values, dtype=torch.float64).view(-1, 1, 1)
+        else:
+            found |= dict(zip(stack.names, map(float, values), strict=True))
+    return found
 
 
 def grouped_product(rows: Tensor, stack: Stack, bounds: Sequence[int], *, transposed: bool = False) -> Tensor:

@@ -106,6 +106,7 @@ class LoRAExperts(nn.Module):
         first_lora_a, second_lora_a: (experts, rank, in).
         first_lora_b, second_lora_b: (experts, out, rank), zero at first.
         scale: alpha / rank.
+        is_off: whether the base experts run alone.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class LoRAExperts(nn.Module):
         bank = read_experts(base, "")
         self.base = base.requires_grad_(False)
         self.scale = alpha / rank
+        self.is_off = False
         self._read_experts = read_experts
         for name, linear in zip(MAPS, (bank.first, bank.second), strict=True):
             weight = linear.weight.of(0)
@@ -139,6 +141,9 @@ class LoRAExperts(nn.Module):
 
     def forward(self, *inputs: Any) -> Tensor:
         """The family's call, with a graph where parameters or inputs ask for one."""
+        if self.is_off:
+            found: Tensor = self.base(*inputs)
+            return found
         bank = self.bank()
         hidden, assignment = bank.read(*inputs)
         between = _product(bank.first, hidden[assignment.token], assignment.bounds)

@@ -110,15 +110,19 @@ def claim(model: nn.Module, names: Sequence[str], *, fused: bool = True) -> list
     return taps
 
 
-def claim_experts(layers: Sequence[SparseLayer], names: Collection[str]) -> list[Tap]:
+def claim_experts(
+    layers: Sequence[SparseLayer], names: Collection[str], factors: Sequence[float] = ()
+) -> list[Tap]:
     """One tap for each layer whose experts hold a named parameter.
+
+    `factors` are public, one for each expert's gradients in every layer; 1 for all by default.
 
     Raises:
         ModelError: the layout of the experts is not covered, or a parameter is claimed by no layer.
     """
     taps: list[Tap] = []
     for position, layer in enumerate(layers):
-        tap = ExpertsTap(layer.bank(), names, position)
+        tap = ExpertsTap(layer.bank(), names, position, factors)
         if tap.parameters:
             taps.append(tap)
     _require_each_once(taps, names)

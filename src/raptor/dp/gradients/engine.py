@@ -7,18 +7,19 @@ no loss, no norm, no gradient of a record.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import Protocol, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from raptor.dp.clipping import ClippedSum, ClippingRule, clip_and_sum
+from raptor.dp.clipping import ClippedSum, ClippingRule, Scales, clip_and_sum
 from raptor.dp.gradients.coverage import claim, claim_experts
 from raptor.dp.gradients.fused import FusedRms, is_rms_norm
 from raptor.dp.gradients.kernels import Way, accumulate
-from raptor.dp.gradients.losses import RecordLoss, loss_of
+from raptor.dp.gradients.losses import RecordLoss, RecordWeights, classification_loss, loss_of
 from raptor.dp.gradients.routed import FrozenExperts
 from raptor.dp.gradients.taps import Pass, Tap
 from raptor.dp.records import Batch
@@ -34,11 +35,15 @@ class EngineOptions(TypedDict, total=False):
         loss: one loss per record; by default the one that goes with the model (`raptor.dp.gradients.losses.loss_of`).
         way: how norms of linear layers are computed; the cheaper one by default.
         autocast: type of the forward pass, such as bfloat16; norms and sums stay in float32.
+        weights: factors of the losses, computed before the pass; none by default.
+        factors: public ones, for each expert's gradients before they are clipped; 1 for all by default.
         fused: whether norms and frozen experts run in faster forms than the library's (`raptor.dp.gradients.fused`,
             `raptor.dp.gradients.routed`); they do by default.
     """
 
     loss: RecordLoss
+    weights: RecordWeights | None
+    factors: Sequence[float]
     way: Way
     autocast: torch.dtype | None
     fused: bool
@@ -53,7 +58,7 @@ class GradientEngine(Protocol):
     """
 
     parameters: tuple[str, ...]
-    scales: Mapping[str, float]
+    scales: Scales
 
     def clipped_sum(self, batch: Batch, rule: ClippingRule) -> ClippedSum:
         """Sum over the batch of clipped gradients; a batch without records gives zeros."""
@@ -109,10 +114,13 @@ class _TappedGradients:
         options: EngineOptions,
     ) -> None:
         self.parameters = tuple(parameters)
-        self.scales: Mapping[str, float] = {}
+        self.scales: Scales = {name: scale for tap in taps for name, scale in tap.scales.items()}
         self._model = model
         self._taps = list(taps)
         self._loss = options.get("loss") or loss_of(model)
+        self._weights = options.get("weights")
+        if self._weights is not None and self._loss is not classification_loss:
+            raise ModelError("Weights of records are known for the loss of a classification head only.")
         self._way = options.get("way", "auto")
         self._autocast = options.get("autocast")
         claimed = {name for tap in taps for name in tap.parameters}
@@ -122,6 +130,18 @@ class _TappedGradients:
     def _owners(self, batch: Batch) -> Tensor | None:
         return None
 
+    @staticmethod
+    @contextmanager
+    def _labels_that_fit() -> Iterator[None]:
+        try:
+            yield
+        except IndexError:
+            # Without the cause: torch tells the label of a record.
+            raise ModelError(
+                "A record has a token or label that the model does not have. Tokenise and label the records for this "
+                "model."
+            ) from None
+
     def clipped_sum(self, batch: Batch, rule: ClippingRule) -> ClippedSum:
         """Sum over the batch of clipped gradients, in float32 or better."""
         records = len(batch)
@@ -130,7 +150,7 @@ class _TappedGradients:
                 name: accumulate(torch.zeros_like(self._model.get_parameter(name)))
                 for name in self.parameters
             }
-            return ClippedSum(zeros, rule.sensitivity)
+            return ClippedSum(zeros, rule.sensitivity, scales=self.scales)
         rows, tokens = batch.input_ids.shape
         tiles = 1 if batch.images is None else batch.images.pixels.shape[1]
         is_telling = tokens not in (rows, rows * tiles)
@@ -139,6 +159,9 @@ class _TappedGradients:
             total = self.clipped_sum(batch.part(0, records // 2), rule)
             total.add(self.clipped_sum(batch.part(records // 2, records), rule))
             return total
+        if self._weights is not None:
+            with self._labels_that_fit():
+                batch = replace(batch, weights=self._weights(self._model, batch))
         members = batch.members
         current = Pass(
             records, tokens * members, self._way, self._owners(batch), members=members, tiles=tiles
@@ -160,14 +183,8 @@ class _TappedGradients:
                 tap.open(current)
             cast = torch.autocast(device, self._autocast) if self._autocast is not None else nullcontext()
             with torch.enable_grad(), cast:
-                try:
+                with self._labels_that_fit():
                     losses = self._loss(self._model, batch)
-                except IndexError:
-                    # Without the cause: torch tells the label of a record.
-                    raise ModelError(
-                        "A record has a token or label that the model does not have. Tokenise and label the records "
-                        "for this model."
-                    ) from None
                 if losses.shape != (records,):
                     # Without numbers: how many records were drawn is private.
                     raise ModelError(
@@ -207,7 +224,7 @@ class JointGradients(_TappedGradients):
         plain = [name for name in parameters if name not in routed]
         taps = claim(model, plain, fused=options.get("fused", True))
         if routed:
-            taps += claim_experts(sparse_layers(model), routed)
+            taps += claim_experts(sparse_layers(model), routed, options.get("factors", ()))
         super().__init__(model, parameters, taps, options)
 
 
@@ -242,7 +259,7 @@ class OwnerExpertGradients(_TappedGradients):
         wanted = inside if parameters is None else list(parameters)
         if strange := sorted(set(wanted) - set(inside)):
             raise ModelError(f"No routed expert of layers {chosen} has the parameters {', '.join(strange)}.")
-        super().__init__(model, wanted, claim_experts(found, wanted), options)
+        super().__init__(model, wanted, claim_experts(found, wanted, options.get("factors", ())), options)
 
     def _owners(self, batch: Batch) -> Tensor | None:
         return batch.owners[:, None] if batch.owners.ndim == 1 else batch.owners

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from raptor.dp.gradients.kernels import accumulate
 from raptor.dp.records import IGNORED, Batch
+from raptor.moe.adapters import expert_updates_off
 from raptor.moe.language import is_language_model
 
 RecordLoss = Callable[[nn.Module, Batch], Tensor]
+RecordWeights = Callable[[nn.Module, Batch], Tensor]
+"""(rows,) factors of the rows' losses, each from its own row alone; no gradient goes through them."""
 
 
 def loss_of(model: nn.Module) -> RecordLoss:
@@ -21,12 +25,36 @@ def loss_of(model: nn.Module) -> RecordLoss:
 
 
 def classification_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """(units,) cross-entropy of a model that gives logits (rows, labels); of a user's records their mean."""
+    """(units,) cross-entropy of a model that gives logits (rows, labels), times `batch.weights`.
+
+    Of a user's records their mean.
+    """
     logits: Tensor = model(*batch.inputs)
     losses = functional.cross_entropy(
         accumulate(logits), batch.labels, reduction="none", ignore_index=IGNORED
     )
+    if batch.weights is not None:
+        losses = losses * batch.weights
     return unit_means(losses, batch.labels != IGNORED, batch)
+
+
+def residual_weights(model: nn.Module, batch: Batch) -> Tensor:
+    """(rows,) what the model leaves to its experts: 1 - p, p its probability of the right label without their updates.
+
+    RAPTOR (arXiv 2609.05770) weights a record's expert gradient by it before the gradient is clipped, so that the
+    sensitivity stays C. Experts have updates that can be switched off where they are trained as adapters.
+
+    Guarantee:
+        Released is nothing. A weight lies in [0, 1] and follows from its own row, public weights and releases; what it
+        weights is clipped afterwards. Assumes that the model couples no records.
+    """
+    with torch.no_grad(), expert_updates_off(model):
+        logits: Tensor = model(*batch.inputs)
+        # The loss itself, so that a label that the model does not have is refused in the same way.
+        losses = functional.cross_entropy(
+            accumulate(logits), batch.labels, reduction="none", ignore_index=IGNORED
+        )
+        return -torch.expm1(-losses)
 
 
 def unit_means(losses: Tensor, counted: Tensor, batch: Batch) -> Tensor:

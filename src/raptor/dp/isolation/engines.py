@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -89,13 +90,20 @@ class EngineChecks:
         return found
 
     def _plain(self, record: int) -> dict[str, Tensor]:
-        return truth.plain_gradient(
+        single = alone(self._batch, record)
+        if self._spec.weights is not None:
+            single = replace(single, weights=self._spec.weights(self._model, single))
+        found = truth.plain_gradient(
             self._model,
             self._engine.parameters,
-            alone(self._batch, record),
+            single,
             self._subject.loss,
             self._spec.owner_layers,
         )
+        # What the engine says is in its sums is what is taken out of its releases.
+        for name, scale in self._engine.scales.items():
+            found[name].mul_(scale)
+        return found
 
     def _state(self) -> None:
         state = State(self._model)

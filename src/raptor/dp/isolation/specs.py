@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from raptor.dp.gradients.engine import GradientEngine
+from raptor.dp.gradients.losses import RecordWeights
 from raptor.errors import ModelError
 
 
@@ -20,11 +21,13 @@ class EngineSpec:
         build: makes the engine for a model; called for copies in float64 too.
         owner_layers: sparse layers in which a record's owner expert alone counts, in the order of the columns of
             `Batch.owners`; empty for engines without owners.
+        weights: what the engine weights the losses of records by, if it does.
     """
 
     name: str
     build: Callable[[nn.Module], GradientEngine]
     owner_layers: tuple[int, ...] = ()
+    weights: RecordWeights | None = None
 
 
 def refusal(check: str, found: str, advice: str) -> ModelError:

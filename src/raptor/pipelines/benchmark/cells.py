@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from raptor.accounting.accountant import epsilon as joint_epsilon
 from raptor.accounting.plan import PrivacyPlan
@@ -21,6 +21,7 @@ from raptor.pipelines.benchmark.recipes import RECIPES, Recipe, factor
 from raptor.pipelines.benchmark.sets import BenchmarkSet
 from raptor.pipelines.evaluation.config import EvaluationConfig, EvaluationScope
 from raptor.pipelines.evaluation.scoring import score_model
+from raptor.pipelines.training.measured import Measured, measure
 from raptor.pipelines.training.planning import monolithic_plan, raptor_plan, require_isolated
 
 # Non-private methods take the sampler of a plan; what noise stands in it plays no part.
@@ -53,6 +54,15 @@ class Trained:
     releases: list[Release]
 
 
+@dataclass(frozen=True)
+class Corpus:
+    """Public records of no set, for what levers measure on them; `vote` and `max_length` as in the selection stage."""
+
+    texts: Sequence[str] = ()
+    vote: Literal["weight", "count"] = "weight"
+    max_length: int = 0
+
+
 @dataclass
 class Bed:
     """What all cells share, and what they need not do twice: plans, and the isolation gate."""
@@ -62,8 +72,10 @@ class Bed:
     sparse: tuple[int, ...]
     training: TrainingConfig
     config: BenchmarkConfig
+    corpus: Corpus = Corpus()
     plans: dict[Any, PrivacyPlan] = field(default_factory=dict)
     isolated: set[Any] = field(default_factory=set)
+    measures: dict[Any, Measured] = field(default_factory=dict)
 
     def run(self, cell: Cell, data: BenchmarkSet) -> dict[str, Any]:
         """Train and score; the row of the results.
@@ -114,11 +126,13 @@ class Bed:
         recipe = RECIPES[cell.method]
         training = self.training_of(cell.method, recipe, cell.seed)
         layer = recipe.protected(int(self.layer_plan["layers"][0]), self.sparse)
+        measured = self._measured(cell.method, training, layer, data.classes)
+        training = measured.settle(training)
         records = population or len(data.train)
-        plan = self._plan(cell, recipe, training, layer, records, float(records**-1.1))
+        plan = self._plan(cell, recipe, training, layer, records, float(records**-1.1), measured)
         model = MoEClassifier.from_encoder(self.base_model, data.classes)
         if recipe.is_private and (cell.method, data.classes) not in self.isolated:
-            require_isolated(model, layer, training, recipe.method)
+            require_isolated(model, layer, training, recipe.method, plan.expert_norms)
             self.isolated.add((cell.method, data.classes))
         releases: list[Release] = []
         trainer = Trainer(model, data.owned(layer), plan, training, random_source(training), _Sink(releases))
@@ -138,15 +152,31 @@ class Bed:
         return training.model_copy(update={"randomness": "seeded", "seed": seed, "checkpoint_every": 0})
 
     def _plan(
-        self, cell: Cell, recipe: Recipe, training: TrainingConfig, layer: int, records: int, delta: float
+        self,
+        cell: Cell,
+        recipe: Recipe,
+        training: TrainingConfig,
+        layer: int,
+        records: int,
+        delta: float,
+        measured: Measured,
     ) -> PrivacyPlan:
-        key = (cell.method, cell.epsilon, records)
+        key = (cell.method, cell.epsilon, records, measured)
         if key not in self.plans:
             privacy = recipe.privacy(cell.epsilon or NO_BUDGET, delta, self.config.rho)
             self.plans[key] = _make_plan(
-                recipe, privacy, training, {**self.layer_plan, "layers": [layer]}, records
+                recipe, privacy, training, {**self.layer_plan, "layers": [layer]}, records, measured
             )
         return self.plans[key]
+
+    def _measured(self, method: str, training: TrainingConfig, layer: int, classes: int) -> Measured:
+        key = (method, layer, classes)
+        if key not in self.measures:
+            corpus = self.corpus
+            self.measures[key] = measure(
+                self.base_model, corpus.texts, layer, classes, training, corpus.vote, corpus.max_length
+            )
+        return self.measures[key]
 
 
 class _Sink:
@@ -170,6 +200,7 @@ def _make_plan(
     training: TrainingConfig,
     layer_plan: Mapping[str, Any],
     records: int,
+    measured: Measured,
 ) -> PrivacyPlan:
     constants = {
         "population": records,
@@ -177,8 +208,8 @@ def _make_plan(
         "taken_as_public": ["all records and labels: this is a benchmark on public sets"],
     }
     if recipe.method in ONE_STREAM:
-        return monolithic_plan(layer_plan, constants, privacy, training, recipe.method)
-    return raptor_plan(layer_plan, constants, privacy, training, EvaluationConfig(), SCOPE)
+        return monolithic_plan(layer_plan, constants, privacy, training, recipe.method, measured)
+    return raptor_plan(layer_plan, constants, privacy, training, EvaluationConfig(), SCOPE, measured)
 
 
 def spent_of(cell: Cell, releases: Iterable[Release], delta: float) -> float | None:

@@ -91,7 +91,7 @@ def diagnose(
     joint = engine_specs(trainable, layer, training, "matched")[0]
     norms = {name: record_norms(engine, some) for name, engine in engines.items()}
     norms[MONOLITHIC] = record_norms(joint.build(model), some)
-    clip = training.shared.clipping_norm
+    clip = training.shared.norm
     loads = np.bincount(records.owners.numpy(), minlength=sparse_layer(model, layer).num_experts) / len(
         records
     )
@@ -129,7 +129,7 @@ def _signal(
 ) -> dict[str, float]:
     """Signal of each expert against its noise in one step, and its slope against the load on a log scale."""
     engine = OwnerExpertGradients(model, layer, parameters=trainable.expert)
-    rule = ClippingRule(training.expert.clipping_norm)
+    rule = ClippingRule(training.expert.norm)
     squares = np.zeros(len(loads))
     numbers = np.zeros(len(loads))
     total: dict[str, Tensor] = {}
@@ -143,7 +143,7 @@ def _signal(
         squares += np.array([float(part.double().square().sum()) for part in parts])
         numbers += np.array([part.numel() for part in parts])
     scale = training.batch_size / len(records)
-    deviation = noise_multiplier * training.expert.clipping_norm
+    deviation = noise_multiplier * training.expert.norm
     ratio = scale * np.sqrt(squares) / (deviation * np.sqrt(numbers))
     known = (ratio > 0) & (loads > 0)
     even = bool(np.ptp(np.log(loads[known])) < 1e-9) if known.any() else True

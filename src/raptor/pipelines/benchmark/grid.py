@@ -71,12 +71,17 @@ class CellStore:
         *,
         prefix: str = "",
         also: Mapping[str, Any] = MappingProxyType({}),
+        texts: Sequence[str] = (),
     ) -> None:
-        """Where cells are not those of the comparison they have a prefix, and `also` is what else they depend on."""
+        """Where cells are not those of the comparison they have a prefix, and `also` is what else they depend on.
+
+        `texts` are the public corpus, on which some of what levers change is measured.
+        """
         self._folder = folder
         self._prefix = prefix
         self._steps = (config.step_sizes, config.expert_step_sizes)
         self._digests: dict[str, str] = {}
+        self._corpus = hashlib.sha256("\n".join(texts).encode()).hexdigest()
         weights = sorted([*base_model.glob("*.safetensors"), *base_model.glob("*.bin")])
         self._settings = {
             "model": [_file_digest(file) for file in weights],
@@ -136,6 +141,8 @@ class CellStore:
         depends = {**self._settings, "set": self._digests[cell.dataset], "steps": steps}
         if changes := RECIPES[cell.method].changes:
             depends["changes"] = dict(changes)
+        if RECIPES[cell.method].is_measured:
+            depends["corpus"] = self._corpus
         digest = hashlib.sha256(json.dumps([depends, cell.key], sort_keys=True).encode()).hexdigest()
         budget = "none" if cell.epsilon is None else f"{cell.epsilon:g}"
         name = f"{self._prefix}{cell.dataset}-{cell.method}-{budget}-{cell.seed}-{digest[:12]}.json"

@@ -28,6 +28,7 @@ def run_benchmark(
     training: TrainingConfig,
     owner_vote: Literal["weight", "count"],
     max_length: int,
+    public_corpus: Any = None,
 ) -> list[dict[str, Any]]:
     """Run every cell that is not finished yet; one row a cell.
 
@@ -36,16 +37,21 @@ def run_benchmark(
 
     Args:
         benchmark_cells: folder of finished cells.
+        public_corpus: public records of none of the sets, with a column `text`, for levers that measure on them.
 
     Raises:
         ParameterError: no set is named, or a set is not there.
         DataError: a set cannot be read.
         BudgetError: a budget does not fit a set, or a cell has spent more than it had.
     """
+    from raptor.pipelines.benchmark.cells import Corpus
     from raptor.pipelines.benchmark.grid import CellStore, cells_of
 
     bed, places = _open(base_model, layer_plan, config, training)
-    store = CellStore(benchmark_cells, base_model, layer_plan, training, config, max_length)
+    bed.corpus = Corpus(() if public_corpus is None else public_corpus["text"][:], owner_vote, max_length)
+    store = CellStore(
+        benchmark_cells, base_model, layer_plan, training, config, max_length, texts=bed.corpus.texts
+    )
     for name, place in places.items():
         store.add_set(name, place)
     cells = cells_of(config)

@@ -27,7 +27,11 @@ def create_pipeline() -> Pipeline:
         [
             Node(
                 run_benchmark,
-                inputs={**given, "benchmark_cells": "benchmark_cells"},
+                inputs={
+                    **given,
+                    "benchmark_cells": "benchmark_cells",
+                    "public_corpus": "public_corpus",
+                },
                 outputs="benchmark_results",
                 name="run_benchmark",
                 tags="public",

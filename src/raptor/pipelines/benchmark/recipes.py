@@ -35,6 +35,11 @@ class Recipe:
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def is_measured(self) -> bool:
+        """Whether the lever is measured on the public corpus, so that the outcome depends on it."""
+        return "auto" in str(self.changes) or "public" in str(self.changes)
+
+    @property
     def is_private(self) -> bool:
         return self.method not in ONE_STREAM or ONE_STREAM[self.method].is_private
 
@@ -89,15 +94,53 @@ class Recipe:
         return {"chosen": chosen, "first": min(sparse), "last": max(sparse)}[self.layer]
 
 
-def _together(title: str, noise: float) -> Recipe:
-    changes = {"role_noise": "weighted", "expert": {"noise_weight": noise}}
-    return Recipe(f"roles on one sample, {title}", "together", of="raptor_together", changes=changes)
-
-
 RAPTOR = "raptor"
+# Name behind that of the recipe -> title, and parameters of training that differ from the bed's.
+_ANY: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "bc": ("DP-AdamBC", {"optimizer": "adam_bc"}),
+    "sgd": ("SGD with momentum", {"optimizer": "sgd"}),
+}
+_ROLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    **_ANY,
+    "norms": (
+        "norms of public records",
+        {"shared": {"clipping_norm": "auto"}, "expert": {"clipping_norm": "auto"}},
+    ),
+    "expert_norms": ("norms by expert", {"expert_norms": "auto"}),
+    "steps": ("step sizes by expert", {"expert_steps": "public"}),
+    "residual": ("residual weights", {"residual_weights": True}),
+}
+
+
+def _levers(of: str, method: Method, title: str, levers: Mapping[str, tuple[str, Any]]) -> dict[str, Recipe]:
+    return {
+        f"{of}_{name}": Recipe(f"{title}, {what}", method, of=of, changes=changes)
+        for name, (what, changes) in levers.items()
+    }
+
+
 LEVERS: Mapping[str, Recipe] = {
-    "together_calm": _together("twice the noise on experts", 2.0),
-    "together_loud": _together("half the noise on experts", 0.5),
+    **_levers(RAPTOR, "raptor", "RAPTOR", _ROLES),
+    **_levers(
+        RAPTOR, "raptor", "RAPTOR", {"batch": ("batches of 512 for experts", {"expert": {"batch_size": 512}})}
+    ),
+    **_levers("raptor_together", "together", "roles on one sample", _ROLES),
+    **_levers(
+        "raptor_together",
+        "together",
+        "roles on one sample",
+        {
+            "calm": (
+                "experts with four times the noise multiplier",
+                {"role_noise": "weighted", "expert": {"noise_weight": 4.0}},
+            ),
+            "loud": (
+                "one noise multiplier for both roles",
+                {"role_noise": "weighted", "expert": {"noise_weight": 1.0}},
+            ),
+        },
+    ),
+    **_levers("scope_a", "matched", "matched scope A", _ANY),
 }
 """Recipes with one lever moved, each to be compared with the one that it is of, at the same number of releases."""
 RECIPES: Mapping[str, Recipe] = {

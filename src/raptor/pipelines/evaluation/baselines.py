@@ -16,6 +16,7 @@ from raptor.moe.language import load_untrained
 from raptor.pipelines.evaluation.config import EvaluationConfig, EvaluationScope
 from raptor.pipelines.evaluation.noise import Answers, read_answers
 from raptor.pipelines.evaluation.scoring import score
+from raptor.pipelines.training.measured import Measured
 from raptor.pipelines.training.planning import monolithic_plan, require_isolated
 from raptor.progress import track
 from raptor.reporting.methods import BASE, MONOLITHIC, NONPRIVATE, RAPTOR, TITLES
@@ -45,6 +46,7 @@ def baseline_tables(
     public records only, and their models are dropped once they are scored.
     """
     device = resolve_device(training.device)
+    training = Measured.of_plan(plan).settle(training)
     tables: dict[str, Answers] = {}
     for name in scope.models:
         if name == RAPTOR:

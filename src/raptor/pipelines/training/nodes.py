@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from raptor.pipelines.evaluation.config import EvaluationConfig, evaluation_scope
 from raptor.pipelines.ingestion.config import IngestionConfig
@@ -18,6 +18,41 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def measure_public(
+    base_model: Path,
+    public_corpus: Any,
+    layer_plan: Mapping[str, Any],
+    public_constants: Mapping[str, Any],
+    training: TrainingConfig,
+    owner_vote: Literal["weight", "count"],
+    max_length: int,
+) -> dict[str, Any]:
+    """Clipping norms and step sizes that the parameters leave to public records; nothing where they leave none.
+
+    No private record is read: the outcome is a function of the public model, the public corpus and public constants.
+
+    Raises:
+        DataError: the corpus is empty, or no record of it has a gradient.
+        ParameterError: the layer plan names several layers, or there are no classes to measure norms with.
+    """
+    if not training.is_measured:
+        return {}
+    from raptor.errors import ParameterError
+    from raptor.pipelines.training.measured import measure
+    from raptor.pipelines.training.planning import continues_texts, protected_layer
+
+    if continues_texts(public_constants) and training.is_clipped_by_public:
+        raise ParameterError(
+            "training has a clipping norm that is auto: it is measured with surrogate classes, and the records here "
+            "are prompts with completions. Give the clipping norms as numbers."
+        )
+    classes = int(public_constants["num_classes"])
+    layer = protected_layer(layer_plan)
+    found = measure(base_model, public_corpus["text"][:], layer, classes, training, owner_vote, max_length)
+    logger.info("Measured on public records: %s.", found)
+    return found.to_json()
+
+
 def plan_privacy(
     base_model: Path,
     layer_plan: Mapping[str, Any],
@@ -25,14 +60,18 @@ def plan_privacy(
     privacy: PrivacyConfig,
     training: TrainingConfig,
     evaluation: EvaluationConfig,
+    public_measures: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Fix every public constant of the mechanism and calibrate its noise, before any private gradient.
+
+    `public_measures` are those of `measure_public`.
 
     Raises:
         BudgetError: epsilon, delta, batch size and population do not fit together.
         ParameterError: a parameter is out of range, or asks for what private records do not allow.
         ModelError: a trainable parameter has no exact per-record gradient.
     """
+    from raptor.pipelines.training.measured import Measured
     from raptor.pipelines.training.planning import (
         blurred_evaluation,
         check_model,
@@ -45,7 +84,8 @@ def plan_privacy(
     check_model(base_model, layer_plan, training, 0 if continues else 2)
     require_declared(privacy, public_constants)
     scope = evaluation_scope(evaluation, str(public_constants["source"]), continues)
-    plan = raptor_plan(layer_plan, public_constants, privacy, training, evaluation, scope)
+    measured = Measured.from_json(public_measures or {})
+    plan = raptor_plan(layer_plan, public_constants, privacy, training, evaluation, scope, measured)
     logger.info(
         "Privacy plan: epsilon %.4g of %.4g at delta %.3g; noise multipliers %s",
         plan.epsilon_planned,
@@ -108,7 +148,7 @@ def train_raptor(
     device = resolve_device(training.device)
     logger.info("Training on %s.", device)
     # On synthetic records, and before the journal is opened: what it refuses has cost nothing.
-    isolation = require_isolated(model, plan.layer, training)
+    isolation = require_isolated(model, plan.layer, training, expert_norms=plan.expert_norms)
     logger.info("%s", isolation)
     watch = RunWatch(model, records)
     with CheckpointStore(training_checkpoints) as store:

@@ -4,12 +4,27 @@ from kedro.pipeline import Node, Pipeline
 
 from raptor.pipelines.cards import mechanism_card
 from raptor.pipelines.mechanism import mechanism_node
-from raptor.pipelines.training.nodes import end_training, plan_privacy, train_raptor
+from raptor.pipelines.training.nodes import end_training, measure_public, plan_privacy, train_raptor
 
 
 def create_pipeline() -> Pipeline:
     return Pipeline(
         [
+            Node(
+                measure_public,
+                inputs=[
+                    "base_model",
+                    "public_corpus",
+                    "layer_plan",
+                    "public_constants",
+                    "params:training",
+                    "params:ingestion.owner_vote",
+                    "params:ingestion.max_length",
+                ],
+                outputs="public_measures",
+                name="measure_public",
+                tags=["public"],
+            ),
             Node(
                 plan_privacy,
                 inputs=[
@@ -19,6 +34,7 @@ def create_pipeline() -> Pipeline:
                     "params:privacy",
                     "params:training",
                     "params:evaluation",
+                    "public_measures",
                 ],
                 outputs="privacy_plan",
                 name="plan_privacy",

@@ -34,6 +34,7 @@ from raptor.errors import BudgetError, ParameterError
 from raptor.moe.classifier import MoEClassifier
 from raptor.moe.language import load_untrained
 from raptor.pipelines.evaluation.config import EvaluationConfig, EvaluationScope
+from raptor.pipelines.training.measured import NOTHING, Measured
 from raptor.reporting.completions import readable_completions
 from raptor.reporting.metrics import readable_records
 
@@ -86,15 +87,21 @@ def check_model(
 
 
 def require_isolated(
-    model: nn.Module, layer: int, training: TrainingConfig, method: Method = "raptor"
+    model: nn.Module,
+    layer: int,
+    training: TrainingConfig,
+    method: Method = "raptor",
+    expert_norms: Sequence[float] = (),
 ) -> Isolation:
     """Run the isolation gate on a copy of a model, made ready as the trainer does it.
+
+    `expert_norms` are the plan's.
 
     Raises:
         ModelError: names what couples records, or what is not exact. Nothing was spent.
     """
     ready = copy.deepcopy(model).to(resolve_device(training.device)).eval()
-    specs = engine_specs(make_trainable(ready, training, layer), layer, training, method)
+    specs = engine_specs(make_trainable(ready, training, layer), layer, training, method, expert_norms)
     classes = model.num_labels if isinstance(model, MoEClassifier) else None
     return check_isolation(ready, specs, loss_of(ready), classes=classes)
 
@@ -155,8 +162,13 @@ def require_planned(plan: PrivacyPlan, training: TrainingConfig) -> None:
             (f"steps of stream {name}", training.steps(config), 0 if planned is None else planned.steps)
         )
         if planned is not None:
+            norms = training.expert_norms if name == EXPERT else "common"
+            if norms != "auto":
+                wanted = () if norms == "common" else tuple(norm / planned.clipping_norm for norm in norms)
+                pairs.append(("expert_norms, over expert.clipping_norm", wanted, planned.block_norms))
+            if config.clipping_norm != "auto":
+                pairs.append((f"{name}.clipping_norm", config.clipping_norm, planned.clipping_norm))
             pairs += [
-                (f"{name}.clipping_norm", config.clipping_norm, planned.clipping_norm),
                 (f"denominator of stream {name}, from batch_size", denominator, planned.denominator),
                 (
                     f"sampling rate of stream {name}, from batch_size",
@@ -179,14 +191,19 @@ def raptor_plan(
     training: TrainingConfig,
     evaluation: EvaluationConfig,
     scope: EvaluationScope,
+    measured: Measured = NOTHING,
 ) -> PrivacyPlan:
-    """The plan of RAPTOR: both streams, and what the evaluation has reserved, in one ledger."""
+    """The plan of RAPTOR: both streams, and what the evaluation has reserved, in one ledger.
+
+    `measured` has the constants that the parameters leave to public records.
+    """
     experts = int(layer_plan["experts"])
+    training = measured.settle(training)
     shapes = [
         StreamShape(
             SHARED,
             training.steps(training.shared),
-            training.shared.clipping_norm,
+            training.shared.norm,
             float(training.batch(training.shared)),
             training.batch(training.shared),
             training.shared.noise_weight,
@@ -194,11 +211,12 @@ def raptor_plan(
         StreamShape(
             EXPERT,
             training.steps(training.expert),
-            training.expert.clipping_norm,
+            training.expert.norm,
             training.batch(training.expert) / experts,
             training.batch(training.expert),
             training.expert.noise_weight,
             experts,
+            *measured.by_expert(training),
         ),
     ]
     noise = evaluation.noise_for(privacy.epsilon)
@@ -240,11 +258,23 @@ def monolithic_plan(
     privacy: PrivacyConfig,
     training: TrainingConfig,
     method: Method = "monolithic",
+    measured: Measured = NOTHING,
 ) -> PrivacyPlan:
     """The plan of a method with one stream: as many steps as RAPTOR has in all, one noise, the same budget."""
+    training = measured.settle(training)
     steps = training.steps(training.shared) + training.steps(training.expert)
-    norm = role_norm(training) if ONE_STREAM[method].by_role else training.shared.clipping_norm
-    shape = StreamShape(MONOLITHIC, steps, norm, float(training.batch_size), training.batch_size)
+    by_role = ONE_STREAM[method].by_role
+    norm = role_norm(training) if by_role else training.shared.norm
+    norms, sizes = measured.by_expert(training) if by_role else ((), ())
+    shape = StreamShape(
+        MONOLITHIC,
+        steps,
+        norm,
+        float(training.batch_size),
+        training.batch_size,
+        block_norms=norms,
+        block_steps=sizes,
+    )
     return _plan(layer_plan, public_constants, privacy, training, [shape], [], [])
 
 

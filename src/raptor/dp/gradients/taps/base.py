@@ -8,7 +8,9 @@ records are never built where a cheaper way exists.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -77,7 +79,10 @@ class Tap(ABC):
 
     Attributes:
         parameters: dotted names of the parameters it claims.
+        scales: public factors on their gradients, in norms and sums alike (see `raptor.dp.clipping.Scales`).
     """
+
+    scales: Mapping[str, float | Tensor] = MappingProxyType({})
 
     def __init__(self, parameters: tuple[str, ...]) -> None:
         self.parameters = parameters

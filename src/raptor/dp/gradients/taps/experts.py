@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +14,7 @@ from raptor.dp.gradients.kernels import accumulate
 from raptor.dp.gradients.routed import GroupedLinear, combine
 from raptor.dp.gradients.taps.base import Tap
 from raptor.errors import ModelError
-from raptor.moe.experts import Assignment, ExpertBank, Stack, grouped_product
+from raptor.moe.experts import Assignment, ExpertBank, Stack, by_expert, grouped_product
 
 
 def _as_autocast(rows: Tensor) -> Tensor:
@@ -50,11 +50,18 @@ class ExpertsTap(Tap):
     ends at their output, and only rows at an owner are pushed through them.
     """
 
-    def __init__(self, bank: ExpertBank, names: Collection[str], position: int = 0) -> None:
-        """`names` are the trained ones among the bank's; `position` is the layer's column among the owners."""
+    def __init__(
+        self, bank: ExpertBank, names: Collection[str], position: int = 0, factors: Sequence[float] = ()
+    ) -> None:
+        """`names` are the trained ones among the bank's; `position` is the layer's column among the owners.
+
+        `factors` are public, one for each expert's gradients, in norms and sums alike; 1 for all by default.
+        """
         self._stacks = [stack for stack in bank.stacks if set(stack.names) <= set(names)]
         super().__init__(tuple(name for stack in self._stacks for name in stack.names))
         self._bank = bank
+        self._factors = tuple(factors)
+        self.scales = by_expert(self._stacks, self._factors) if self._factors else {}
         self._position = position
         self._rows: _Rows | None = None
         self._record: Tensor | None = None
@@ -199,7 +206,10 @@ class ExpertsTap(Tap):
         segments = kernels.Segments(rows.assignment.expert * records + record, experts * records)
         for _, inputs, gradient in self._pairs():
             norms = segments.squared_norms(inputs, gradient, self._pass.way)
-            total = total + norms.view(experts, records).sum(dim=0)
+            parts = norms.view(experts, records)
+            if self._factors:
+                parts = parts * parts.new_tensor(self._factors).square()[:, None]
+            total = total + parts.sum(dim=0)
         return total
 
     def weighted_sum(self, factors: Tensor) -> dict[str, Tensor]:
@@ -225,9 +235,12 @@ class ExpertsTap(Tap):
             gradient = gradient * factor
         else:
             inputs = inputs * factor
-        for view, (start, end) in zip(views, pairwise(rows.assignment.bounds), strict=True):
+        for expert, (start, end) in enumerate(pairwise(rows.assignment.bounds)):
+            view = views[expert]
             if start < end:
                 torch.mm(gradient[start:end].t(), inputs[start:end], out=view)
+                if self._factors:
+                    view.mul_(self._factors[expert])
             else:
                 view.zero_()
 
