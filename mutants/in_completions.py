@@ -19,8 +19,8 @@ FAULTS = (
     Fault(
         "a training goes on with other prompts",
         "dp/records.py",
-        "more = (self.groups, self.prompts)",
-        "more = (self.groups,)",
+        "more = [self.groups, self.prompts]",
+        "more = [self.groups]",
         in_file(RECORDS, "test_a_fingerprint_covers_where_completions_begin"),
     ),
     Fault(

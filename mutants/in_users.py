@@ -47,8 +47,8 @@ FAULTS = (
     Fault(
         "a record that changes hands goes unnoticed",
         "dp/records.py",
-        "more = (self.groups, self.prompts)",
-        "more = (self.prompts,)",
+        "more = [self.groups, self.prompts]",
+        "more = [self.prompts]",
         in_file(UNITS, "test_a_record_that_changes_hands_is_another_training"),
     ),
     Fault(

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from tokenizers.processors import TemplateProcessing
@@ -31,6 +32,7 @@ def save_tokenizer(directory: Path, *, eos: str | None = "</s>", ending: bool = 
     words = {word: number for number, word in enumerate((*SPECIAL, *LETTERS))}
     tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = Fuse()
     single = "<s> $A </s>" if ending else "<s> $A"
     tokenizer.post_processor = TemplateProcessing(
         single=single, pair=f"{single} $B", special_tokens=[("<s>", 1), ("</s>", 2)]
