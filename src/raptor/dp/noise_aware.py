@@ -67,12 +67,16 @@ class NoiseAwareOptimizer(torch.optim.Optimizer):
                 number = float(state["step"])
                 state["exp_avg"].lerp_(gradient, 1.0 - first)
                 deviation = self._deviations[id(parameter)]
+                if isinstance(deviation, Tensor):
+                    deviation = deviation.to(parameter)
+                size = group["lr"] / (1.0 - first**number)
                 if self._floor is None:
-                    divisor = torch.as_tensor(deviation, dtype=parameter.dtype, device=parameter.device)
-                    divisor = divisor.expand_as(parameter)
-                else:
-                    state["exp_avg_sq"].mul_(second).addcmul_(gradient, gradient, value=1.0 - second)
-                    noise = torch.as_tensor(deviation, dtype=parameter.dtype, device=parameter.device) ** 2
-                    moment = state["exp_avg_sq"] / (1.0 - second**number) - noise
-                    divisor = torch.maximum(moment, self._floor * noise).sqrt_().add_(self._eps)
-                parameter.addcdiv_(state["exp_avg"], divisor, value=-group["lr"] / (1.0 - first**number))
+                    parameter.sub_(state["exp_avg"] / deviation * size)
+                    continue
+                state["exp_avg_sq"].mul_(second).addcmul_(gradient, gradient, value=1.0 - second)
+                noise = deviation**2
+                moment = state["exp_avg_sq"] / (1.0 - second**number) - noise
+                # A number is no tensor, so that it goes with parameters that lie in parts.
+                least = self._floor * noise
+                known = moment.clamp(min=least) if isinstance(least, float) else moment.maximum(least)
+                parameter.addcdiv_(state["exp_avg"], known.sqrt_().add_(self._eps), value=-size)
