@@ -145,7 +145,13 @@ LEVERS: Mapping[str, Recipe] = {
 """Recipes with one lever moved, each to be compared with the one that it is of, at the same number of releases."""
 RECIPES: Mapping[str, Recipe] = {
     RAPTOR: Recipe("RAPTOR, one ledger", "raptor"),
-    "raptor_split": Recipe("RAPTOR, the paper's split", "raptor", is_split=True),
+    "raptor_split": Recipe(
+        # The split says how much noise each stream gets, so it goes with no weights of its own.
+        "RAPTOR, the paper's split",
+        "raptor",
+        is_split=True,
+        changes={"shared": {"noise_weight": 1.0}, "expert": {"noise_weight": 1.0}},
+    ),
     "raptor_together": Recipe("RAPTOR, roles clipped on one sample", "together"),
     "monolithic": Recipe("monolithic, full", "monolithic", trainable="full"),
     "monolithic_lora": Recipe("monolithic, LoRA", "monolithic", trainable="lora"),
