@@ -64,29 +64,35 @@ def _panel(axes: Axes, results: Results, dataset: str) -> None:
 
 
 def gains(results: Results) -> Figure:
-    """Gain of RAPTOR over the best baseline in each cell, with 95 % intervals paired by seed."""
-    rows = [
-        (f"{dataset}, epsilon {epsilon:g}", gain)
-        for epsilon in reversed(results.epsilons)
-        for dataset in reversed(results.datasets)
-        if (gain := results.gain_over_best(dataset, epsilon)) is not None
-    ]
-    with drawing(7.5, 1.2 + 0.32 * max(len(rows), 1)) as figure:
+    """Gains over the best baseline in each cell, with 95 % intervals paired by seed: alternating, and on one sample."""
+    shown = [name for name in (RAPTOR, "raptor_together") if name in results.methods]
+    cells = [(epsilon, data) for epsilon in reversed(results.epsilons) for data in reversed(results.datasets)]
+    with drawing(7.5, 1.4 + 0.4 * max(len(cells), 1)) as figure:
         axes = figure.add_subplot()
-        for place, (_, gain) in enumerate(rows):
-            sure = gain.is_above_zero or gain.is_below_zero
-            axes.errorbar(
-                gain.mean,
-                place,
-                xerr=0.0 if math.isinf(gain.half_width) else gain.half_width,
-                color=(ACCENT if gain.mean > 0 else SECOND) if sure else NEUTRAL,
-                marker="o",
-                capsize=3,
-            )
+        for number, method in enumerate(shown):
+            for place, (epsilon, dataset) in enumerate(cells):
+                gain = results.gain_over_best(dataset, epsilon, method)
+                if gain is None:
+                    continue
+                sure = gain.is_above_zero or gain.is_below_zero
+                axes.errorbar(
+                    gain.mean,
+                    place - 0.22 * number,
+                    xerr=0.0 if math.isinf(gain.half_width) else gain.half_width,
+                    color=(ACCENT if gain.mean > 0 else SECOND) if sure else NEUTRAL,
+                    marker=LINES[method][2],
+                    capsize=3,
+                )
         axes.axvline(0.0, color=MUTED, linewidth=1.0)
         bare(axes)
-        axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+        axes.set_yticks(range(len(cells)), [f"{dataset}, epsilon {epsilon:g}" for epsilon, dataset in cells])
         axes.set_xlabel(
             "points over the best baseline; grey: the interval holds zero, or fewer than three seeds"
         )
+        for method in shown:
+            axes.plot(
+                [], [], color=NEUTRAL, marker=LINES[method][2], linestyle="", label=RECIPES[method].title
+            )
+        if shown:
+            axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=2)
     return figure

@@ -169,6 +169,8 @@ RECIPES: Mapping[str, Recipe] = {
 """Name in parameters and results -> recipe."""
 BASELINES = ("monolithic", "monolithic_lora", "scope_a", "scope_b", "scope_c")
 """The private methods that RAPTOR is compared with; its own variants are not among them."""
+OURS = (RAPTOR, "raptor_together", "raptor_split", "raptor_first", "raptor_last")
+"""RAPTOR and its variants; the first one is what the goals are about."""
 HEADROOM = ("nonprivate_a", "nonprivate_b")
 """What experts add without privacy: the first minus the second."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raptor.pipelines.benchmark.recipes import BASELINES, HEADROOM, RAPTOR, RECIPES
+from raptor.pipelines.benchmark.recipes import BASELINES, HEADROOM, OURS, RAPTOR, RECIPES
 
 CONFIDENCE = 0.95
 # Two seeds that agree by chance have an interval of no width, so nothing is said to be sure of fewer than three.
@@ -138,7 +138,7 @@ def page(results: Results, facts: Iterable[str]) -> str:
     ]
     rows = []
     for epsilon in results.epsilons:
-        for method in (name for name in results.methods if RECIPES[name].method == RAPTOR):
+        for method in (name for name in results.methods if name in OURS):
             cells = [_gain(results.gain_over_best(data, epsilon, method)) for data in results.datasets]
             rows.append(
                 [f"{epsilon:g}", RECIPES[method].title, *cells, _gain(results.mean_gain(epsilon, method))]
@@ -154,12 +154,19 @@ def page(results: Results, facts: Iterable[str]) -> str:
         )
         for epsilon in results.epsilons
     ]
-    lines += ["", "Against each baseline, mean over sets:", ""]
+    known = [name for name in BASELINES if name in results.methods]
+    lines += ["", "Against each baseline, mean over the sets that have it:", ""]
     lines += _table(
-        ["epsilon", *(RECIPES[name].title for name in BASELINES)],
+        ["epsilon", "method", *(RECIPES[name].title for name in known)],
         [
-            [f"{epsilon:g}", *(_gain(results.mean_gain(epsilon, RAPTOR, name)) for name in BASELINES)]
+            [
+                f"{epsilon:g}",
+                RECIPES[method].title,
+                *(_gain(results.mean_gain(epsilon, method, name)) for name in known),
+            ]
             for epsilon in results.epsilons
+            for method in results.methods
+            if method in OURS
         ],
     )
     lines += [
