@@ -68,6 +68,9 @@ class BenchmarkConfig(BaseModel):
         default=(RAPTOR, "raptor_split", *BASELINES, *HEADROOM, "nonprivate", "nonprivate_lora"),
         description="methods to compare",
     )
+    only: dict[str, tuple[str, ...]] = Field(
+        default={}, description="method -> the sets that it is run on, where that is not all of them"
+    )
     seeds: dict[str, int] = Field(
         default={"1": 5, "4": 3, "8": 3},
         description="epsilon -> number of seeds; methods without privacy get the smallest number",
@@ -96,6 +99,12 @@ class BenchmarkConfig(BaseModel):
     test_records: int = Field(default=2_000, gt=0, description="most test records of a set")
     attacks: AttackConfig = Field(default=AttackConfig(), description="membership inference")
 
+    @field_validator("only")
+    @classmethod
+    def _of_known_methods(cls, only: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        known_methods(tuple(only))
+        return only
+
     @field_validator("step_sizes", "expert_step_sizes")
     @classmethod
     def _of_known(cls, factors: dict[str, float]) -> dict[str, float]:
@@ -115,6 +124,10 @@ class BenchmarkConfig(BaseModel):
                     f"an epsilon above 0 and a number of seeds are needed, not {epsilon}: {number}"
                 )
         return seeds
+
+    def methods_on(self, dataset: str) -> tuple[str, ...]:
+        """The methods that are run on a set."""
+        return tuple(name for name in self.methods if dataset in self.only.get(name, (dataset,)))
 
     @property
     def budgets(self) -> dict[float, int]:

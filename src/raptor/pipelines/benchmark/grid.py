@@ -21,6 +21,7 @@ _CHOICES = frozenset(
         "folder",
         "sets",
         "methods",
+        "only",
         "seeds",
         "epsilons",
         "most_seeds",
@@ -36,19 +37,20 @@ def cells_of(config: BenchmarkConfig) -> list[Cell]:
     budgets = config.budgets
     # Without privacy there is one cell for all budgets.
     without = min(budgets.values(), default=0)
+    names = [Path(dataset).stem for dataset in config.sets]
     found = []
     for seed in range(max(budgets.values(), default=0)):
         for epsilon in sorted(budgets):
-            for dataset in config.sets:
+            for dataset in names:
                 found += [
-                    Cell(Path(dataset).stem, method, epsilon, seed)
-                    for method in config.methods
+                    Cell(dataset, method, epsilon, seed)
+                    for method in config.methods_on(dataset)
                     if RECIPES[method].is_private and seed < budgets[epsilon]
                 ]
-        for dataset in config.sets:
+        for dataset in names:
             found += [
-                Cell(Path(dataset).stem, method, None, seed)
-                for method in config.methods
+                Cell(dataset, method, None, seed)
+                for method in config.methods_on(dataset)
                 if not RECIPES[method].is_private and seed < without
             ]
     return found
