@@ -30,13 +30,12 @@ def test_default_is_all_stages(registered: dict[str, Pipeline]) -> None:
         node.name for stage in STAGES for node in registered[stage].nodes
     }
     # Nothing but parameters has to be there before the first run: folders and the key are made when they are
-    # loaded, and of the audit the report says that it was not made.
+    # loaded.
     assert {name for name in default.inputs() if not name.startswith("params:")} == {
         "release_journals",
         "training_checkpoints",
         "split_key",
         "encoding_cache",
-        "audit_results",
     }
 
 

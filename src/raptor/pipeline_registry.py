@@ -5,7 +5,7 @@ from __future__ import annotations
 from kedro.framework.project import find_pipelines
 from kedro.pipeline import Pipeline
 
-STAGES = ("base_model", "selection", "ingestion", "training", "accounting", "evaluation")
+STAGES = ("base_model", "selection", "ingestion", "training", "audit", "accounting", "evaluation")
 
 
 def register_pipelines() -> dict[str, Pipeline]:

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from raptor.reporting import style
 from raptor.reporting.audit import NOT_RUN, AuditNote
 from raptor.reporting.comparison import Comparison, compare
+from raptor.reporting.diagnostics import read_diagnosis
 from raptor.reporting.guarantee import Guarantee, StreamFacts
 from raptor.reporting.report import ReportInputs
 from raptor.reporting.tables import EvaluationTables, tables_from_probabilities
@@ -73,6 +74,73 @@ def sample_routing() -> Figure:
     return figure
 
 
+SAMPLE_PROFILE = {
+    "layers": [
+        {"layer": 1, "counts": [50, 40, 60, 50]},
+        {"layer": 3, "counts": [49, 51, 48, 52]},
+        {"layer": 5, "counts": [90, 90, 10, 10]},
+    ]
+}
+
+
+def sample_failure_modes(**changes: Any) -> dict[str, Any]:
+    """Made-up diagnostics of four experts, as the evaluation stage writes them."""
+    interference = {"mean": 0.7, "tenth": 0.4, "retained": 0.66, "hit": 0.9}
+    role = {
+        "median_norm": 0.8,
+        "interference": interference,
+        "ratios": np.linspace(0.3, 1.0, 21).tolist(),
+    }
+    values: dict[str, Any] = {
+        "enabled": True,
+        "model": "m",
+        "layer": 3,
+        "vote": "weight",
+        "labels": "drawn",
+        "caveats": [],
+        "batch_size": 512,
+        "optimizer": "adam",
+        "noise_of_a_number": 0.02,
+        "adam_epsilon": 1e-8,
+        "quantiles": np.linspace(0, 1, 21).tolist(),
+        "records": 1024,
+        "roles": {"shared": role, "expert": {**role, "ratios": np.linspace(0.2, 0.9, 21).tolist()}},
+        "mismatch": 0.2,
+        "loads": [0.245, 0.255, 0.24, 0.26],
+        "bounds": {"deficit": 5e-4, "lower": 5e-4, "chi2": 1e-3, "tight": 1.1e-3, "upper": 2e-3},
+        "empty": [1e-30] * 4,
+        "empty_drawn": [0.0] * 4,
+        "errors": {
+            "bias": [1e-4, 1e-4, 4e-4, 4e-4],
+            "sampling": [7e-3, 7.2e-3, 7e-3, 7.3e-3],
+            "noise": [2.5] * 4,
+        },
+        "check": {"mean": 1.2, "variance": 0.02, "repetitions": 2000},
+        "signal": {
+            "measured": [0.05, 0.052, 0.049, 0.053],
+            "aligned": [0.01, 0.0, 0.02, 0.01],
+            "ceiling": [0.6, 0.62, 0.59, 0.63],
+            "slope": 0.52,
+        },
+        "numbers": 40_000.0,
+        "drift": {
+            "norm": 9.0,
+            "median": 0.7,
+            "most": 2.0,
+            "moved": 0.08,
+            "missed": 0.01,
+            "chi2_before": 1e-3,
+            "chi2_after": 2e-3,
+            "stability": {
+                "drifts": [0.009, 0.09, 0.9, 9.0],
+                "unsure": [0.02, 0.2, 0.9, 1.0],
+                "moved": [0.0, 0.02, 0.2, 0.8],
+            },
+        },
+    }
+    return {**values, **changes}
+
+
 def sample_inputs(**changes: Any) -> ReportInputs:
     values: dict[str, Any] = {
         "comparison": sample_comparison(),
@@ -83,6 +151,7 @@ def sample_inputs(**changes: Any) -> ReportInputs:
         "parameters": {"privacy": {"epsilon": 3.0, "delta": 1e-6}, "training": {"batch_size": 512}},
         "certificate": "data/08_reporting/privacy_certificate.json",
         "audit": AuditNote("not run", NOT_RUN),
+        "diagnosis": read_diagnosis(sample_failure_modes(), SAMPLE_PROFILE),
         "version": "1.2.3",
     }
     return ReportInputs(**{**values, **changes})

@@ -72,7 +72,7 @@ def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_the_page_opens_and_has_its_title(chromium: str, report: Path, tmp_path: Path) -> None:
     dom = browse(chromium, tmp_path, "--dump-dom", report.as_uri())
     assert "<title>RAPTOR: report of a private fine-tuning</title>" in dom
-    assert dom.count("<svg") == 6
+    assert dom.count("<svg") == 12
 
 
 @pytest.mark.parametrize("width", [1400, 420])

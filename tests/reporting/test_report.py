@@ -76,7 +76,8 @@ def test_ids_are_unique_and_every_reference_has_its_target(html: str, page: Page
 
 def test_every_figure_has_a_title_and_a_description(page: Page) -> None:
     pictures = [attributes for tag, attributes in page.tags if tag == "svg"]
-    assert len(pictures) == 6
+    # Six of the run, six of the failure modes.
+    assert len(pictures) == 12
     ids = {attributes.get("id") for _, attributes in page.tags}
     for attributes in pictures:
         assert attributes["role"] == "img"
@@ -111,6 +112,12 @@ def test_it_says_what_was_guaranteed_what_it_cost_and_what_it_gained(page: Page)
     ):
         assert part in words, part
     assert "protects nobody" not in words
+
+
+def test_it_says_which_epsilon_to_quote(page: Page) -> None:
+    assert "epsilon 3.00 at delta 1e-6. This pair is the one to quote" in page.words
+    searched = Page(render_report(sample_inputs(guarantee=sample_guarantee(search="One of ten runs."))))
+    assert "the one to quote; other epsilons" not in searched.words
 
 
 def test_a_seeded_run_says_that_it_protects_nobody() -> None:
@@ -172,6 +179,8 @@ def test_three_figures_on_top() -> None:
     assert epsilon.detail == "budget 3, delta 1e-6"
     assert "largest class" in accuracy.detail
     assert kept.number.endswith("%")
+    assert kept.what == "of the gain over the largest class is kept"
+    assert "points that training without privacy gains over always answering the largest class" in kept.detail
     private = big_numbers(sample_comparison(public=False), sample_guarantee())[2]
     assert private.number.startswith("+")
     assert private.what == "points over the largest class"
@@ -188,6 +197,7 @@ def test_inputs_have_no_field_for_private_values() -> None:
         "parameters",
         "certificate",
         "audit",
+        "diagnosis",
         "version",
     }
 

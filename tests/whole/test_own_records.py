@@ -27,6 +27,7 @@ PARAMETERS = ",".join(
         # Enough held-out records, and little enough noise, for an evaluation that can be read.
         "ingestion.held_out_fraction=0.4",
         "evaluation.noise_multiplier=8",
+        "audit.enabled=false",
     ]
 )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.whole.project import Project
+from tests.whole.project import REPOSITORY, Project
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +25,8 @@ SMALL = ",".join(
         f"training.shared.steps_per_cycle={SHARED_STEPS}",
         "training.batch_size=64",
         "training.threads=1",
+        "audit.canaries=1000",
+        "audit.trials=300",
     ]
 )
 OUTPUTS = [
@@ -38,6 +40,7 @@ OUTPUTS = [
     "08_reporting/evaluation_metrics.json",
     "08_reporting/privacy_certificate.json",
     "08_reporting/privacy_certificate.md",
+    "08_reporting/failure_modes.json",
     "08_reporting/report.html",
 ]
 
@@ -169,6 +172,26 @@ def test_mlflow_has_one_run_with_what_an_auditor_needs(project) -> None:
         assert any(path.endswith(name) for path in artifacts), (name, artifacts)
     with sqlite3.connect(project.root / "mlflow.db") as store:
         assert store.execute("select count(*) from metrics where is_nan").fetchone() == (0,)
+
+
+def test_the_report_shows_baselines_failure_modes_and_what_attacks_found(project) -> None:
+    page = (project.root / "data/08_reporting/report.html").read_text(encoding="utf-8")
+    found = set(re.findall(r'aria-labelledby="figure-(\w+)-title', page))
+    assert found >= {"accuracy", "interference", "signal", "dilution", "errors", "bounds", "drift", "audit"}
+    modes = project.json("08_reporting/failure_modes.json")
+    # Formulas and draws agree on the loads of this run's public corpus.
+    assert modes["check"]["variance"] < 0.15
+    assert modes["records"] == 600
+
+
+def test_the_notebooks_run_on_what_the_run_left(project) -> None:
+    notebooks = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
+    done = project.run("-m", "tests.whole.run_notebook", *map(str, notebooks))
+    assert done.stdout.splitlines()[-3:] == [
+        "1_reading_a_result.ipynb: 1 pictures",
+        "2_choosing_epsilon.ipynb: 1 pictures",
+        "3_understanding_the_diagnostics.ipynb: 6 pictures",
+    ]
 
 
 def test_missing_outputs_only_trains_nothing_again(project) -> None:

@@ -50,16 +50,21 @@ def _figures(certificate: Mapping[str, Any]) -> str:
     if accounting["rho"] is not None:
         how += f", rho {accounting['rho']:g}"
     accountant = certificate["accountant"]
+    # Who searched has to quote the search, which comes below.
+    quoted = "epsilon, the figure to quote" if certificate["search"] is None else "epsilon of this run alone"
     asked = f"{accountant['method']}, {accountant['bound']} bound by {' and '.join(accountant['asked'])}"
     rows = [
-        ("epsilon, all streams in one ledger", _number(certificate["epsilon"])),
+        (f"{quoted}: all streams in one ledger", _number(certificate["epsilon"])),
         (
-            "epsilon as the paper counts, stream by stream and added",
+            "for comparison: stream by stream and added, as the paper counts; valid too, and looser",
             _number(certificate["epsilon_split_sum"]),
         ),
-        ("epsilon by Renyi divergences, a check", _number(accountant["epsilon_renyi"])),
         (
-            "epsilon planned, target",
+            "for comparison: by Renyi divergences, a rougher upper bound; it agrees when it is not below the first",
+            _number(accountant["epsilon_renyi"]),
+        ),
+        (
+            "what was planned before training, and the target that it keeps",
             f"{_number(certificate['epsilon_planned'])}, {certificate['epsilon_target']:g}",
         ),
         ("delta", f"{certificate['delta']:g}"),

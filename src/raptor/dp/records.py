@@ -136,6 +136,18 @@ class EncodedRecords:
     def __len__(self) -> int:
         return len(self.owners)
 
+    def first(self, number: int) -> EncodedRecords:
+        """The first records, where they are texts with classes and each is a unit.
+
+        Raises:
+            DataError: a unit is a user, or records have prompts or pictures.
+        """
+        if len(self.tensors()) > 4:
+            raise DataError(
+                "The first records can be taken apart only where they are texts with classes, without users."
+            )
+        return EncodedRecords(*(value[:number] for value in self.tensors()))
+
     def require_below(self, classes: int, owners: int | None) -> None:
         """Refuse labels or owners that the model does not have; no limit on owners that play no part.
 

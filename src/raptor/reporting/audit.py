@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NOT_RUN = (
-    "No audit of this run is there. `kedro run --pipelines audit` attacks its mechanism with made-up records, at no "
-    "cost of budget; `kedro run --nodes certify,write_report` then puts the result here."
+    "No audit of this run is there (audit.enabled). `kedro run --pipelines audit` attacks its mechanism with made-up "
+    "records, at no cost of budget; `kedro run --nodes certify,write_report` then puts the result here."
 )
 
 
@@ -24,10 +24,12 @@ class AuditNote:
     """What the report says of the audit.
 
     state: `not run`, `passed` or `failed`.
+    figure: what each attack found beside the claim; None where no audit was made.
     """
 
     state: str
     text: str
+    figure: Figure | None = None
 
 
 def read_audit(results: Mapping[str, Any] | None, plan: Mapping[str, Any]) -> AuditNote:
@@ -37,16 +39,22 @@ def read_audit(results: Mapping[str, Any] | None, plan: Mapping[str, Any]) -> Au
     if not results or results["plan"] != plan_digest(plan) or not results["at_the_plans_noise"]:
         return AuditNote("not run", NOT_RUN)
     if not results["passed"]:
-        return AuditNote("failed", "The audit contradicts the claim: " + "; ".join(failures(results)) + ".")
+        return AuditNote(
+            "failed",
+            "The audit contradicts the claim: " + "; ".join(failures(results)) + ".",
+            figure(results),
+        )
     schedule = results["schedule"]
+    confidence = percent(results["confidence"], 2 if results["confidence"] > 0.99 else 0)
     steps = " and ".join(f"{count} {name}" for name, count in results["steps"].items())
     return AuditNote(
         "passed",
         f"The best of {len(schedule['tests'])} tests on {schedule['tests'][0]['canaries']:,} made-up records found an "
         f"epsilon of at least {round_down(results['lower_bound'])} for {steps} steps "
-        f"({percent(results['confidence'], 0)} confidence); at most {round_up(results['claim'])} is proven for them. "
+        f"({confidence} confidence); at most {round_up(results['claim'])} is proven for them. "
         f"All {len(results['structure'])} checks of the noise passed. An attack that finds less than the claim proves "
         "nothing; one that finds more would have shown a fault.",
+        figure(results),
     )
 
 

@@ -21,6 +21,7 @@ from raptor.reporting.completion_report import (
     completion_verdict,
 )
 from raptor.reporting.completions import CompletionComparison
+from raptor.reporting.diagnostics import Diagnosis
 from raptor.reporting.figures import Bar, accuracy_comparison, calibration, confusion_matrix
 from raptor.reporting.guarantee import Guarantee
 from raptor.reporting.methods import LARGEST, MONOLITHIC, NONPRIVATE, NOTES, RAPTOR, TITLES
@@ -58,6 +59,7 @@ class ReportInputs:
     parameters: section -> parameter -> value; nothing that names a file of the user.
     certificate: where `raptor verify` finds the certificate, as a path relative to the project.
     audit: what attacks on the mechanism found, or that none were made.
+    diagnosis: the failure modes on public text, or why they were not measured.
     """
 
     comparison: Comparison | CompletionComparison
@@ -68,6 +70,7 @@ class ReportInputs:
     parameters: Mapping[str, Mapping[str, Any]]
     certificate: str
     audit: AuditNote
+    diagnosis: Diagnosis
     version: str
 
 
@@ -159,11 +162,14 @@ def big_numbers(comparison: Comparison | CompletionComparison, guarantee: Guaran
         ),
     ]
     if comparison.kept is not None:
+        reference = comparison.accuracies[NONPRIVATE]
         numbers.append(
             BigNumber(
                 words.percent(comparison.kept.value, 0),
-                "of the gain without privacy, kept",
-                f"± {200 * comparison.kept.standard_error:.0f} points, two standard errors",
+                "of the gain over the largest class is kept",
+                f"{100 * (ours.value - floor.value):.1f} of the {100 * (reference.value - floor.value):.1f} points "
+                "that training without privacy gains over always answering the largest class; "
+                f"± {200 * comparison.kept.standard_error:.0f}\N{NO-BREAK SPACE}%, two standard errors",
             )
         )
         return numbers
@@ -233,6 +239,7 @@ def render_report(inputs: ReportInputs) -> str:
         parameters=inputs.parameters,
         certificate=inputs.certificate,
         audit=inputs.audit,
+        diagnosis=inputs.diagnosis,
         version=inputs.version,
     )
 
@@ -279,7 +286,13 @@ def _figures(inputs: ReportInputs) -> dict[str, Any]:
             f"Grows from 0 to {words.round_up(spent[-1])} in {steps[-1]} steps.",
         ),
         "routing": (inputs.routing, "Owner entropy of every sparse layer", inputs.routing_headline),
+        **{
+            picture.name: (picture.figure, picture.title, picture.reading)
+            for picture in inputs.diagnosis.pictures
+        },
     }
+    if inputs.audit.figure is not None:
+        drawn["audit"] = (inputs.audit.figure, "What attacks found beside what is claimed", inputs.audit.text)
     # The SVG comes from our own drawing code, which escapes the texts in it.
     return {
         name: Markup(to_svg(figure, f"figure-{name}", title, text))  # noqa: S704

@@ -91,9 +91,21 @@ def test_the_report_shows_the_audit_of_its_own_plan_only(results: dict[str, Any]
     page = render_report(sample_inputs(audit=passed))
     assert passed.text in page
     assert "What attacks found" in page
+    assert 'aria-labelledby="figure-audit-title' in page
     failed = render_report(sample_inputs(audit=read_audit(broken(results), plan)))
     assert "What attacks found: failed" in failed
     assert "What attacks found: not run" in render_report(sample_inputs())
+
+
+def test_an_audit_can_be_left_out(results: dict[str, Any]) -> None:
+    plan = small_plan().to_json()
+    none = audit_mechanism(plan, AuditConfig(enabled=False))
+    assert none == {}
+    refuse_violation(none, b"")
+    assert draw_audit(none).texts[0].get_text() == "No audit was made"
+    assert read_audit(none, plan).state == "not run"
+    assert read_audit(results, plan).figure is not None
+    assert read_audit(none, plan).figure is None
 
 
 def test_a_report_can_be_written_without_an_audit(tmp_path: Path) -> None:

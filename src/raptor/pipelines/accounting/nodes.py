@@ -30,7 +30,7 @@ def certify(
 ) -> tuple[dict[str, Any], str]:
     """The certificate of the ledger, as fields and as a page.
 
-    `audit_results` is None where the audit, which is not part of the default run, was not made.
+    `audit_results` is None or empty where no audit was made.
 
     Raises:
         LedgerError: the ledger is broken, or the audit contradicts itself.

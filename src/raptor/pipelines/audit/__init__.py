@@ -1,4 +1,4 @@
-"""Attack the mechanism on canaries, and compare with the claim; not part of the default run."""
+"""Attack the mechanism on canaries, and compare with the claim."""
 
 from raptor.pipelines.audit.pipeline import create_pipeline
 

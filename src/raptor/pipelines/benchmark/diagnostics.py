@@ -5,168 +5,63 @@ All of it is measured on the public records of a benchmark, at a model that RAPT
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
-
-from raptor.dp.clipping import ClippingRule
+from raptor.accounting.plan import PrivacyPlan
+from raptor.diagnostics.failure_modes import FailureModes, plain
+from raptor.diagnostics.failure_modes import diagnose as diagnose_model
 from raptor.dp.config import TrainingConfig
-from raptor.dp.engines import engine_specs
-from raptor.dp.gradients.engine import GradientEngine, OwnerExpertGradients
-from raptor.dp.plan import EXPERT, MONOLITHIC, SHARED
+from raptor.dp.plan import EXPERT, SHARED
 from raptor.dp.records import EncodedRecords
 from raptor.dp.trainable import TrainableSet
 from raptor.moe.classifier import MoEClassifier
 from raptor.moe.families import sparse_layer
+from raptor.moe.statistics import load_statistics, owner_histogram
 
 RECORDS = 1024
-BATCH = 128
-CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class _Recorder(ClippingRule):
-    """Clips as always, and keeps the norms, which are those of public records."""
-
-    squared: list[Tensor] = field(default_factory=list, repr=False)
-
-    def factors(self, squared_norms: Tensor) -> Tensor:
-        self.squared.append(squared_norms)
-        return super().factors(squared_norms)
-
-
-def record_norms(engine: GradientEngine, records: EncodedRecords) -> NDArray[np.float64]:
-    """Norm of each record's gradient; the order is the same for all engines."""
-    rule = _Recorder(1.0)
-    for batch in records.physical_batches(torch.arange(len(records)), BATCH, CPU):
-        engine.clipped_sum(batch, rule)
-    norms: NDArray[np.float64] = torch.cat(rule.squared).double().sqrt().numpy()
-    return norms
-
-
-def interference(joint: NDArray[np.float64], part: NDArray[np.float64], clip: float) -> dict[str, float]:
-    """How much one clip over everything takes from a role, beyond what a clip of its own would take.
-
-    The ratio of a record is min(1, C/joint) / min(1, C/part), at most 1; records without a gradient in the role are
-    left out.
-
-    Returns:
-        `mean` and `tenth` percentile of the ratio, `retained` norm of the role over all records.
-    """
-    there = part > 0
-    if not there.any():
-        return {"mean": math.nan, "tenth": math.nan, "retained": math.nan}
-    whole, own = (np.minimum(1.0, clip / value[there]) for value in (joint, part))
-    ratio = whole / own
-    norms = part[there]
-    return {
-        "mean": float(ratio.mean()),
-        "tenth": float(np.quantile(ratio, 0.1)),
-        "retained": float((norms * whole).sum() / (norms * own).sum()),
-    }
 
 
 def diagnose(
     model: MoEClassifier,
     records: EncodedRecords,
     trainable: TrainableSet,
-    layer: int,
     training: TrainingConfig,
-    noise_multiplier: float,
+    plan: PrivacyPlan,
 ) -> dict[str, Any]:
-    """Interference, load and signal at a trained model whose adapters are still in place.
+    """Interference, load and signal at a trained model whose adapters are still in place: a row of the results.
 
     Args:
-        records: public, with owners; the first `RECORDS` of them are used.
-        noise_multiplier: of the expert stream.
+        records: public, with owners; loads are those of all of them, gradients those of the first `RECORDS`.
     """
-    some = _first(records, RECORDS)
-    engines = {spec.name: spec.build(model) for spec in engine_specs(trainable, layer, training)}
-    joint = engine_specs(trainable, layer, training, "matched")[0]
-    norms = {name: record_norms(engine, some) for name, engine in engines.items()}
-    norms[MONOLITHIC] = record_norms(joint.build(model), some)
-    clip = training.shared.norm
-    loads = np.bincount(records.owners.numpy(), minlength=sparse_layer(model, layer).num_experts) / len(
-        records
+    counts = owner_histogram(records.owners.numpy(), sparse_layer(model, plan.layer).num_experts)
+    found = diagnose_model(model, records.first(RECORDS), counts / len(records), trainable, training, plan)
+    load = load_statistics(counts)
+    row: dict[str, Any] = plain(
+        {
+            "norm_shared": found.roles[SHARED].median_norm,
+            "norm_experts": found.roles[EXPERT].median_norm,
+            "experts": asdict(found.roles[EXPERT].interference),
+            "shared": asdict(found.roles[SHARED].interference),
+            "role_mismatch": found.mismatch,
+            "entropy_share": load.normalised_entropy,
+            "chi2": load.chi2,
+            "largest_load": load.max_share,
+            "smallest_load": load.min_share,
+            "empty_rate": float(found.empty.mean()),
+            **_signal(found),
+        }
     )
+    return row
+
+
+def _signal(found: FailureModes) -> dict[str, float]:
     return {
-        "norm_shared": float(np.median(norms[SHARED])),
-        "norm_experts": float(np.median(norms[EXPERT])),
-        "experts": interference(norms[MONOLITHIC], norms[EXPERT], clip),
-        "shared": interference(norms[MONOLITHIC], norms[SHARED], clip),
-        **load_figures(loads, training.batch_size),
-        **_signal(model, some, trainable, layer, training, noise_multiplier, loads),
-    }
-
-
-def load_figures(loads: NDArray[np.float64], batch_size: int) -> dict[str, Any]:
-    """Evenness of the owners, and how often an expert has no record in a step: exp(-B q) on average."""
-    experts = len(loads)
-    positive = loads[loads > 0]
-    return {
-        "entropy_share": float(-(positive * np.log(positive)).sum() / math.log(experts)),
-        "chi2": float(experts * (loads**2).sum() - 1.0),
-        "largest_load": float(loads.max()),
-        "smallest_load": float(loads.min()),
-        "empty_rate": float(np.exp(-batch_size * loads).mean()),
-    }
-
-
-def _signal(
-    model: MoEClassifier,
-    records: EncodedRecords,
-    trainable: TrainableSet,
-    layer: int,
-    training: TrainingConfig,
-    noise_multiplier: float,
-    loads: NDArray[np.float64],
-) -> dict[str, float]:
-    """Signal of each expert against its noise in one step, and its slope against the load on a log scale."""
-    engine = OwnerExpertGradients(model, layer, parameters=trainable.expert)
-    rule = ClippingRule(training.expert.norm)
-    squares = np.zeros(len(loads))
-    numbers = np.zeros(len(loads))
-    total: dict[str, Tensor] = {}
-    for batch in records.physical_batches(torch.arange(len(records)), BATCH, CPU):
-        for name, value in engine.clipped_sum(batch, rule).tensors.items():
-            total[name] = total[name] + value if name in total else value
-    for stack in sparse_layer(model, layer).bank().stacks:
-        if not set(stack.names) <= set(total):
-            continue
-        parts = list(total[stack.names[0]]) if stack.is_fused else [total[name] for name in stack.names]
-        squares += np.array([float(part.double().square().sum()) for part in parts])
-        numbers += np.array([part.numel() for part in parts])
-    scale = training.batch_size / len(records)
-    deviation = noise_multiplier * training.expert.norm
-    ratio = scale * np.sqrt(squares) / (deviation * np.sqrt(numbers))
-    known = (ratio > 0) & (loads > 0)
-    even = bool(np.ptp(np.log(loads[known])) < 1e-9) if known.any() else True
-    slope = math.nan if even else float(np.polyfit(np.log(loads[known]), np.log(ratio[known]), 1)[0])
-    return {
-        "signal_to_noise": float(ratio.mean()),
-        "signal_variation": float(ratio.std() / ratio.mean()) if ratio.mean() > 0 else math.nan,
-        "signal_slope": slope,
-    }
-
-
-def _first(records: EncodedRecords, number: int) -> EncodedRecords:
-    rows = slice(0, number)
-    return EncodedRecords(
-        records.input_ids[rows], records.lengths[rows], records.labels[rows], records.owners[rows]
-    )
-
-
-def finite(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with None for what is no number, as JSON has none for it."""
-    return {
-        key: finite(value) if isinstance(value, Mapping) else None if math.isnan(value) else value
-        for key, value in found.items()
+        "signal_to_noise": float(found.signal.measured.mean()),
+        "signal_ceiling": float(found.signal.ceiling.mean()),
+        "signal_variation": found.signal.variation,
+        "signal_slope": found.signal.slope,
     }
 
 

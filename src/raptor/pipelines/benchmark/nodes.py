@@ -81,9 +81,8 @@ def diagnose_benchmark(
         ParameterError: no set is named, or a set is not there.
         DataError: a set cannot be read.
     """
-    from raptor.dp.plan import EXPERT
     from raptor.pipelines.benchmark.cells import Cell
-    from raptor.pipelines.benchmark.diagnostics import diagnose, finite
+    from raptor.pipelines.benchmark.diagnostics import diagnose
     from raptor.pipelines.benchmark.recipes import RAPTOR
 
     bed, places = _open(base_model, layer_plan, config, training)
@@ -93,12 +92,11 @@ def diagnose_benchmark(
         _load(places, bed, owner_vote, max_length).items(), "Diagnostics", is_public=True
     ):
         trained = bed.train(Cell(name, RAPTOR, largest, 0), data)
-        noise = trained.plan.stream(EXPERT).noise_multiplier
         layer = trained.plan.layer
         figures = diagnose(
-            trained.model, data.owned(layer), trained.trainer.trainable, layer, trained.training, noise
+            trained.model, data.owned(layer), trained.trainer.trainable, trained.training, trained.plan
         )
-        found.append({"dataset": name, "epsilon": largest, "layer": layer, **finite(figures)})
+        found.append({"dataset": name, "epsilon": largest, "layer": layer, **figures})
     return found
 
 

@@ -38,6 +38,19 @@ class StepSizes(BaseModel):
     )
 
 
+class FailureModesConfig(BaseModel):
+    """Diagnostics of the three failure modes, at the trained model on public text; they cost no budget."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enabled: bool = Field(default=True, description="false leaves them out of the run and of the report")
+    records: int = Field(
+        default=1024,
+        ge=16,
+        description="texts of selection.corpus whose gradients are measured; a second each 300",
+    )
+
+
 class EvaluationConfig(BaseModel):
     """What the private model is compared with, and whether its held-out records need protection."""
 
@@ -68,6 +81,7 @@ class EvaluationConfig(BaseModel):
         "for that of a model that gives all tokens the same chance, ln(vocabulary)",
     )
     batch_size: int = Field(default=256, gt=0, description="records of one forward pass; changes no result")
+    failure_modes: FailureModesConfig = Field(default=FailureModesConfig())
 
     def noise_for(self, epsilon: float) -> float:
         """The noise multiplier of each table under a budget; the privacy plan keeps it."""

@@ -75,3 +75,15 @@ def require_one_run(
             f"privacy.epsilon and privacy.delta are {privacy.epsilon} and {privacy.delta}, but the model was "
             f"trained for {checked.epsilon_target} and {checked.delta}. Give the parameters it was trained with."
         )
+
+
+def require_same_model(failure_modes: Mapping[str, Any], certificate: Mapping[str, Any]) -> None:
+    """Diagnostics, unless they were switched off, must be of the certified model.
+
+    Raises:
+        DataError: they are of another one.
+    """
+    if failure_modes["enabled"] and failure_modes["model"] != certificate["model"]["digest"]:
+        raise DataError(
+            "failure_modes and the certificate belong to different models. Run the evaluation stage again."
+        )

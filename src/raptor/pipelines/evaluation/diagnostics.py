@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from raptor.accounting.plan import PrivacyPlan
-from raptor.dp.clipping import ClippingRule
+from raptor.diagnostics.gradients import RecordingRule
 from raptor.dp.config import TrainingConfig
 from raptor.dp.engines import engine_specs
 from raptor.dp.gradients.losses import loss_of
@@ -118,10 +117,10 @@ def _clipped(
     counts = []
     for spec in specs:
         engine = spec.build(model)
-        rule = _CountingRule(plan.stream(spec.name).clipping_norm, plan.adjacency, plan.unit)
+        rule = RecordingRule(plan.stream(spec.name).clipping_norm, plan.adjacency, plan.unit)
         for batch in _batches(records, training, device):
             engine.clipped_sum(batch, rule)
-        counts.append(float(sum(rule.cut)))
+        counts.append(float(rule.cut))
     names: Sequence[str] = [spec.name for spec in specs]
     return Tally(tuple(names), np.array(counts), math.sqrt(len(specs)))
 
@@ -141,15 +140,3 @@ def _load(
 
 def _batches(records: EncodedRecords, training: TrainingConfig, device: torch.device) -> Any:
     return records.physical_batches(torch.arange(len(records)), training.physical_batch_size, device)
-
-
-@dataclass(frozen=True)
-class _CountingRule(ClippingRule):
-    """Clips as always, and counts what it cuts: a private number for each batch."""
-
-    cut: list[int] = field(default_factory=list, repr=False)
-
-    def factors(self, squared_norms: Tensor) -> Tensor:
-        factors = super().factors(squared_norms)
-        self.cut.append(int((factors < 1).sum()))
-        return factors

@@ -181,6 +181,33 @@ def release_diagnostics(
     return content["tables"], content["log"]
 
 
+def diagnose_failure_modes(
+    base_model: Path,
+    raptor_model: Path,
+    public_corpus: Any,
+    routing_profile: Mapping[str, Any],
+    privacy_plan: Mapping[str, Any],
+    training: TrainingConfig,
+    evaluation: EvaluationConfig,
+) -> dict[str, Any]:
+    """The three failure modes, the public denominator and drift, at the released model on public texts.
+
+    No private record is an input, so nothing is released beyond the model, which is released already.
+
+    Raises:
+        BudgetError: the parameters are not those of the plan.
+    """
+    from raptor.accounting.plan import read_plan
+    from raptor.pipelines.evaluation.public_diagnostics import diagnose_publicly
+    from raptor.pipelines.training.planning import require_planned
+
+    plan = read_plan(privacy_plan)
+    require_planned(plan, training)
+    return diagnose_publicly(
+        base_model, raptor_model, public_corpus, routing_profile, plan, training, evaluation.failure_modes
+    )
+
+
 def draw_figures(
     evaluation_metrics: Mapping[str, Any], label_names: Sequence[str], privacy_certificate: Mapping[str, Any]
 ) -> tuple[Figure, Figure, Figure]:
@@ -214,19 +241,21 @@ def write_report(
     routing_profile: Mapping[str, Any],
     layer_plan: Mapping[str, Any],
     audit_results: Mapping[str, Any] | None,
+    failure_modes: Mapping[str, Any],
     privacy: PrivacyConfig,
     training: TrainingConfig,
     evaluation: EvaluationConfig,
 ) -> str:
     """The report as one self-contained HTML page, from released and public values only.
 
-    `audit_results` is None where the audit, which is not part of the default run, was not made.
+    `audit_results` is None or empty where no audit was made.
     """
     from raptor import __version__
-    from raptor.pipelines.evaluation.consistency import require_one_run
+    from raptor.pipelines.evaluation.consistency import require_one_run, require_same_model
     from raptor.pipelines.selection.figure import draw
     from raptor.pipelines.selection.profile import headline
     from raptor.reporting.audit import read_audit
+    from raptor.reporting.diagnostics import read_diagnosis
     from raptor.reporting.evaluation import evaluation_from_json
     from raptor.reporting.guarantee import read_guarantee
     from raptor.reporting.report import ReportInputs, flat_parameters, render_report
@@ -236,6 +265,7 @@ def write_report(
         # The page has the headline beside the figure, where it can wrap.
         axes.set_title("", loc="left")
     require_one_run(evaluation_metrics, privacy_plan, privacy_certificate, privacy, training)
+    require_same_model(failure_modes, privacy_certificate)
     return render_report(
         ReportInputs(
             comparison=evaluation_from_json(evaluation_metrics),
@@ -250,6 +280,7 @@ def write_report(
             },
             certificate=CERTIFICATE,
             audit=read_audit(audit_results, privacy_plan),
+            diagnosis=read_diagnosis(failure_modes, routing_profile),
             version=__version__,
         )
     )

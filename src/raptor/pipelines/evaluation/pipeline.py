@@ -6,6 +6,7 @@ from kedro.pipeline import Node, Pipeline
 
 from raptor.pipelines.cards import MechanismFacts, mechanism_card
 from raptor.pipelines.evaluation.nodes import (
+    diagnose_failure_modes,
     draw_figures,
     evaluate_model,
     release_diagnostics,
@@ -97,6 +98,21 @@ def create_pipeline() -> Pipeline:
                 ),
             ),
             Node(
+                diagnose_failure_modes,
+                inputs={
+                    "base_model": "base_model",
+                    "raptor_model": "raptor_model",
+                    "public_corpus": "public_corpus",
+                    "routing_profile": "routing_profile",
+                    "privacy_plan": "privacy_plan",
+                    "training": "params:training",
+                    "evaluation": "params:evaluation",
+                },
+                outputs="failure_modes",
+                name="diagnose_failure_modes",
+                tags=["released"],
+            ),
+            Node(
                 draw_figures,
                 inputs=["evaluation_metrics", "label_names", "privacy_certificate"],
                 outputs=[
@@ -117,6 +133,7 @@ def create_pipeline() -> Pipeline:
                     "routing_profile",
                     "layer_plan",
                     "audit_results",
+                    "failure_modes",
                     "params:privacy",
                     "params:training",
                     "params:evaluation",
