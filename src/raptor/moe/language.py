@@ -65,7 +65,8 @@ def require_decoder(directory: Path | str, tokens: int = 0) -> None:
         ParameterError: it has fewer positions.
     """
     config = read_config(directory)
-    covered = [family.name for family in FAMILIES if family.name not in ("switch_transformers", "upcycled")]
+    others = ("switch_transformers", "upcycled", "deepseek_vl_v2")
+    covered = [family.name for family in FAMILIES if family.name not in others]
     if config.model_type not in covered or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(
             f"Texts are to be continued (ingestion.completion), but {directory} holds a {config.model_type!r} model, "

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from pydantic import ValidationError
 
 from raptor.dp.records import EncodedRecords
 from raptor.errors import ParameterError
@@ -119,6 +120,18 @@ def test_owners_are_decided_with_the_image(base_model, splits, config) -> None:
             assert owner == int(assign_owners(votes[layer]))
             is_image_needed |= owner != int(assign_owners(without[layer]))
     assert is_image_needed
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"image": "picture", "completion": "answer"}, "leave one of them out"),
+        ({"image_tiles": 2}, "name the column of images"),
+    ],
+)
+def test_parameters_that_go_together_are_asked_for(given, words) -> None:
+    with pytest.raises(ValidationError, match=words):
+        IngestionConfig(**given)
 
 
 def test_a_model_of_text_alone_refuses_images(splits, config, tmp_path) -> None:
