@@ -104,6 +104,14 @@ class Vl2Config(PretrainedConfig):  # type: ignore[no-untyped-call]
         return int(self.language["vocab_size"])
 
     @property
+    def num_hidden_layers(self) -> int:
+        return int(self.language["num_hidden_layers"])
+
+    @property
+    def num_attention_heads(self) -> int:
+        return int(self.language["num_attention_heads"])
+
+    @property
     def image_size(self) -> int:
         """Width and height of a tile, in pixels."""
         return int(self.vision["image_size"])
