@@ -82,8 +82,18 @@ FAULTS = (
     Fault(
         "owners are decided in float32",
         "pipelines/ingestion/owners.py",
-        "encoder = _in_double(load_encoder(base_model))",
-        "encoder = load_encoder(base_model)",
+        "    in_double(encoder)\n",
+        "    encoder.float()\n",
+        in_file(
+            "pipelines/ingestion/test_nodes.py",
+            "test_votes_move_with_their_company_by_float64_rounding_alone",
+        ),
+    ),
+    Fault(
+        "what routes in float32 by its own code does so when owners are decided",
+        "pipelines/ingestion/owners.py",
+        "        with DoubleThroughout():\n",
+        "        with torch.no_grad():\n",
         in_file(
             "pipelines/ingestion/test_nodes.py",
             "test_votes_move_with_their_company_by_float64_rounding_alone",

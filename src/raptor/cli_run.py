@@ -28,6 +28,9 @@ def _guarded(callback: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(callback)
     def run_command(**options: Any) -> Any:
+        if options.pop("dry_run"):
+            _describe(options)
+            return None
         conf_source = bootstrap()
         if not options.get("conf_source"):
             check_env(options.get("env"), conf_source)
@@ -41,6 +44,15 @@ def _guarded(callback: Callable[..., Any]) -> Callable[..., Any]:
             raise click.ClickException(told) from error
 
     return run_command
+
+
+def _describe(options: dict[str, Any]) -> None:
+    """Print what the run would need, in place of it."""
+    from raptor.cli_dry_run import described
+    from raptor.cli_plan import project_parameters
+
+    parameters, _ = project_parameters(options.get("env"), options.get("params"))
+    click.echo(described(parameters, None, as_json=False))
 
 
 def _for_the_user(error: Exception) -> str | None:
@@ -106,6 +118,13 @@ def split_parameters(ctx: click.Context, option: click.Parameter, value: Any) ->
 def _build() -> click.Command:
     command = copy.copy(kedro_run)
     command.params = [copy.copy(option) for option in kedro_run.params]
+    command.params.append(
+        click.Option(
+            ["--dry-run"],
+            is_flag=True,
+            help="Print what the run would need, from configurations alone, and run nothing (raptor plan --dry-run).",
+        )
+    )
     for option in command.params:
         if option.name == "params":
             option.callback = split_parameters

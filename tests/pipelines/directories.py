@@ -16,7 +16,9 @@ from tests.tiny import tiny_encoder
 WORDS = tuple(string.ascii_lowercase)
 
 
-def save_tokenizer(directory: Path, *, pad: str | None = "<pad>", extra: int = 0) -> None:
+def save_tokenizer(
+    directory: Path, *, pad: str | None = "<pad>", end: str | None = "</s>", extra: int = 0
+) -> None:
     """One token a letter; `extra` more tokens make it too large for a model of 50 embeddings."""
     special = ["<pad>", "</s>", "<unk>"]
     words = [*special, *WORDS, *(f"extra{number}" for number in range(extra))]
@@ -24,7 +26,7 @@ def save_tokenizer(directory: Path, *, pad: str | None = "<pad>", extra: int = 0
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=pad, eos_token="</s>", unk_token="<unk>"
+        tokenizer_object=tokenizer, pad_token=pad, eos_token=end, unk_token=end and "<unk>"
     ).save_pretrained(directory)
 
 

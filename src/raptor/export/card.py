@@ -35,8 +35,7 @@ def probabilities(texts, pairs=None):
     ids, mask = batch["input_ids"], batch["attention_mask"]
     with torch.no_grad():
         hidden = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
-    mask = mask.unsqueeze(-1).to(hidden.dtype)
-    pooled = (hidden * mask).sum(dim=1) / mask.sum(dim=1).clamp_min(1)
+{pooled}
     return (pooled @ head["weight"].T + head["bias"]).softmax(dim=-1)
 
 
@@ -44,13 +43,24 @@ for row in probabilities({example}):
     print(config.id2label[int(row.argmax())], float(row.max()))"""
 
 
-def model_card(certificate: Mapping[str, Any], config: Mapping[str, Any], max_length: int) -> str:
+_POOLED = {
+    "mean": """    mask = mask.unsqueeze(-1).to(hidden.dtype)
+    pooled = (hidden * mask).sum(dim=1) / mask.sum(dim=1).clamp_min(1)""",
+    "last": """    last = (mask * torch.arange(mask.shape[1])).argmax(dim=1)  # the last real token
+    pooled = hidden[torch.arange(len(hidden)), last]""",
+}
+
+
+def model_card(
+    certificate: Mapping[str, Any], config: Mapping[str, Any], max_length: int, pooling: str = "mean"
+) -> str:
     """The card, in the Markdown of model hubs; it follows from the certificate and from the model's own files.
 
     Args:
         certificate: of the model.
         config: the model's `config.json`.
         max_length: tokens of a text that are read.
+        pooling: how the vector of a text is made, as the head's file says.
     """
     names = [name for _, name in sorted(config["id2label"].items(), key=lambda item: int(item[0]))]
     return (
@@ -62,7 +72,7 @@ def model_card(certificate: Mapping[str, Any], config: Mapping[str, Any], max_le
                 bullets("Taken as public, not protected", certificate["taken_as_public"]),
                 bullets("Not covered", certificate["not_covered"]),
                 f"All figures and assumptions are in `privacy_certificate.md`. {CHECK}",
-                _load(config),
+                _load(config, pooling),
                 "\n".join(["## Classes", "", *_classes(names)]),
             ]
         )
@@ -94,10 +104,11 @@ def _texts(config: Mapping[str, Any]) -> str:
     return "a text" if len(columns) == 1 else f"a pair of texts ({plain(columns[0])}, {plain(columns[1])})"
 
 
-def _load(config: Mapping[str, Any]) -> str:
+def _load(config: Mapping[str, Any], pooling: str) -> str:
     pair = _texts(config) != "a text"
     code = _LOAD.format(
         architecture=config["architectures"][0],
+        pooled=_POOLED[pooling],
         example='["a text"], ["its second text"]' if pair else '["a text", "another one"]',
     )
     return (

@@ -47,14 +47,15 @@ class ExportedModel:
 
     def save_to(self, directory: Path) -> None:
         """Write everything into a directory that exists and is empty."""
-        from raptor.moe.classifier import HEAD_FILE
+        from raptor.moe.classifier import HEAD_FILE, saved_pooling
 
         shutil.copytree(self.model, directory, dirs_exist_ok=True)
         config = json.loads((self.model / "config.json").read_text(encoding="utf-8"))
         settings = json.loads((self.model / "tokenizer_config.json").read_text(encoding="utf-8"))
         length = int(settings["model_max_length"])
-        if (self.model / HEAD_FILE).is_file():
-            card = model_card(self.certificate, config, length)
+        head = self.model / HEAD_FILE
+        if head.is_file():
+            card = model_card(self.certificate, config, length, saved_pooling(head))
         else:
             decoding = json.loads((self.model / "generation_config.json").read_text(encoding="utf-8"))
             card = completion_card(self.certificate, config, length, int(decoding["max_new_tokens"]))

@@ -3,70 +3,75 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
-from safetensors import SafetensorError
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import MODEL_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.switch_transformers.modeling_switch_transformers import (
     SwitchTransformersEncoderModel,
 )
+from transformers.utils import logging
 
 from raptor.errors import ModelError
 from raptor.moe.adapters import require_merged
-from raptor.moe.families import sparse_layers
+from raptor.moe.families import FAMILIES, sparse_layers
 from raptor.moe.images import ImageInput
 from raptor.moe.upcycled import Upcycling, upcycled_class
 from raptor.moe.vl2 import Vl2Encoder
 
 HEAD_FILE = "classifier_head.safetensors"
-Pooling = Literal["mean", "last"]
+# Where it is a class of its own; elsewhere the encoder is what transformers calls the base model.
 ENCODERS: dict[str, type[PreTrainedModel]] = {
     "switch_transformers": SwitchTransformersEncoderModel,
     "deepseek_vl_v2": Vl2Encoder,
 }
+Pooling = Literal["mean", "last"]
+"""mean: over real tokens; last: the last real token, which alone has read all others in a causal model."""
+# Batch-dependent or random parts of the base model are off: each would couple records or add untracked
+# randomness. The auxiliary loss is never computed.
+OFF = {
+    "dropout_rate": 0.0,
+    "router_jitter_noise": 0.0,
+    "output_router_logits": False,
+    "use_cache": False,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "attention_dropout": 0.0,
+}
+
+# What the library says of a config whose values are of a wrong type, or do not fit together.
+CONFIG_ERRORS = (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError)
 
 
 def load_encoder(directory: Path | str) -> PreTrainedModel:
     """Load a sparse encoder in float32, for deterministic per-record use: no dropout, no router jitter.
 
+    Checkpoints with a tensor for each expert and fused ones are read alike, in one file or in several with an index.
+    A head for another task, or the decoder beside an encoder, is left out. Code that comes with a model is never run.
+
     Raises:
         ModelError: the directory holds no covered sparse model, or its weights do not fit its config.
     """
     place = Path(directory)
-    if not (place / "config.json").is_file():
-        raise ModelError(f"{place} is not a model directory: it has no config.json.")
+    config = read_config(place)
+    kind: Any = encoder_class(config, str(place))
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(place, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{place / 'config.json'} is not a readable model config: {error}") from error
-    is_upcycled = Upcycling.read(config) is not None
-    if not is_upcycled and config.model_type not in ENCODERS:
-        raise ModelError(
-            f"{place} holds a {config.model_type!r} model, which is not covered. Covered: {', '.join(ENCODERS)}, and "
-            "dense encoders that were upcycled (raptor.moe.assembly)."
-        )
-    kind = upcycled_class(config) if is_upcycled else ENCODERS[config.model_type]
-    # Batch-dependent or random parts of the base model are off: each would couple records or add untracked
-    # randomness. The auxiliary loss is never computed.
-    off = {
-        "dropout_rate": 0.0,
-        "router_jitter_noise": 0.0,
-        "output_router_logits": False,
-        "use_cache": False,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-    }
-    config.update({name: value for name, value in off.items() if hasattr(config, name)})
-    config._attn_implementation = "eager"
-    try:
-        loaded: Any = kind.from_pretrained(
-            place, config=config, local_files_only=True, dtype=torch.float32, output_loading_info=True
-        )
+        with _without_report():
+            loaded: Any = kind.from_pretrained(
+                place,
+                config=deterministic(config),
+                local_files_only=True,
+                trust_remote_code=False,
+                dtype=torch.float32,
+                output_loading_info=True,
+            )
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"The weights in {place} cannot be loaded: {error}") from error
     encoder: PreTrainedModel = loaded[0]
@@ -77,17 +82,102 @@ def load_encoder(directory: Path | str) -> PreTrainedModel:
     return encoder
 
 
-class MoEClassifier(nn.Module):
-    """Sparse encoder, one vector of its real tokens, linear head.
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """Without the library's list of tensors that are left out, such as a decoder's; what is missing is an error."""
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
 
-    The vector is their mean, or, where the encoder says so (`pooling`), the last of them: in a causal model it alone
-    has seen the whole record. A record's logits depend on that record alone: no batch statistics, no capacity shared
-    between records.
+
+def read_config(directory: Path | str) -> PretrainedConfig:
+    """The config of a model directory.
+
+    Raises:
+        ModelError: there is none that can be read, or it needs code of its own.
+    """
+    place = Path(directory)
+    if not (place / "config.json").is_file():
+        raise ModelError(f"{place} is not a model directory: it has no config.json.")
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            place, local_files_only=True, trust_remote_code=False
+        )
+    except (*CONFIG_ERRORS, OSError) as error:
+        raise ModelError(f"{place / 'config.json'} is not a readable model config: {error}") from error
+    return config
+
+
+def encoder_class(config: PretrainedConfig, where: str) -> type[PreTrainedModel]:
+    """The class of a covered model's encoder: its hidden states, without a head.
+
+    Args:
+        where: the model's place or name, for the message.
+
+    Raises:
+        ModelError: the model is of no covered family.
+    """
+    if Upcycling.read(config) is not None:
+        return upcycled_class(config)
+    if config.model_type in ENCODERS:
+        return ENCODERS[config.model_type]
+    covered = [family.name for family in FAMILIES]
+    mapping: Mapping[Any, Any] = MODEL_MAPPING
+    if config.model_type not in covered or type(config) not in mapping:
+        raise ModelError(
+            f"{where} holds a {config.model_type!r} model, which is not covered. Covered: "
+            f"{', '.join(dict.fromkeys([*covered, *ENCODERS]))} (upcycled: dense encoders that raptor.moe.assembly "
+            "made sparse)."
+        )
+    kind: type[PreTrainedModel] = mapping[type(config)]
+    return kind
+
+
+def deterministic(config: PretrainedConfig) -> PretrainedConfig:
+    """The config with everything off that is random or couples records, in place."""
+    config.update({name: value for name, value in OFF.items() if hasattr(config, name)})
+    config._attn_implementation = "eager"
+    # The grouped kernels take no float64, in which owners are decided, and differ between devices.
+    config._experts_implementation = "eager"
+    return config
+
+
+def empty_encoder(config: PretrainedConfig, where: str) -> PreTrainedModel:
+    """The encoder of a config without its numbers: shapes alone, which take no memory.
+
+    Raises:
+        ModelError: the config is of no covered sparse model, or does not fit together.
+    """
+    kind: Any = encoder_class(config, where)
+    try:
+        with torch.device("meta"):
+            encoder: PreTrainedModel = kind(deterministic(config)).eval()
+    except (*CONFIG_ERRORS, RuntimeError) as error:
+        raise ModelError(f"The config of {where} makes no model: {error}") from error
+    sparse_layers(encoder)
+    return encoder
+
+
+class MoEClassifier(nn.Module):
+    """Sparse encoder, one vector of each record, linear head.
+
+    The vector is the mean over real tokens where a token has read all others, and that of the last real token in a
+    causal model. A record's logits depend on that record alone: no batch statistics, no capacity shared between
+    records.
+
+    Attributes:
+        pooling: how the vector is made.
     """
 
-    def __init__(self, encoder: PreTrainedModel, num_labels: int) -> None:
+    def __init__(self, encoder: PreTrainedModel, num_labels: int, pooling: Pooling | None = None) -> None:
+        """`pooling` is that of the encoder's family by default."""
         super().__init__()
         self.encoder = encoder
+        is_causal = pooling is None and sparse_layers(encoder)[0].family.is_causal
+        self.pooling: Pooling = pooling or ("last" if is_causal else "mean")
         self.head = nn.Linear(int(encoder.config.hidden_size), num_labels)
         # A zero head is a public, seedless start that prefers no class.
         nn.init.zeros_(self.head.weight)
@@ -118,17 +208,11 @@ class MoEClassifier(nn.Module):
             raise ModelError(f"{directory} has no {HEAD_FILE}: it is a base model, not a tuned classifier.")
         try:
             head = load_file(place)
-            model = cls(load_encoder(directory), len(head["bias"]))
+            model = cls(load_encoder(directory), len(head["bias"]), saved_pooling(place))
             model.head.load_state_dict(head)
         except (SafetensorError, KeyError, RuntimeError) as error:
             raise ModelError(f"{place} is not a classifier head of this model: {error}") from error
         return model
-
-    @property
-    def pooling(self) -> Pooling:
-        """How the tokens of a record become one vector."""
-        given: Pooling = getattr(self.encoder, "pooling", "mean")
-        return given
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, images: ImageInput | None = None) -> Tensor:
         """Logits (records, labels) of token ids (records, tokens), mask 1 for real tokens, and of their pictures."""
@@ -136,14 +220,7 @@ class MoEClassifier(nn.Module):
         hidden: Tensor = self.encoder(
             input_ids=input_ids, attention_mask=attention_mask, **extra
         ).last_hidden_state
-        weights = attention_mask.to(hidden.dtype).unsqueeze(-1)
-        if self.pooling == "last":
-            # One row of weights a record: 1 at its last real token.
-            numbers = torch.arange(1, attention_mask.shape[1] + 1, device=attention_mask.device)
-            last = (attention_mask * numbers).amax(dim=1, keepdim=True).clamp_min(1)
-            weights = (numbers == last).to(hidden.dtype).unsqueeze(-1)
-        pooled = (hidden * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(1.0)
-        logits: Tensor = self.head(pooled)
+        logits: Tensor = self.head(pool(hidden, attention_mask, self.pooling))
         return logits
 
     def save_pretrained(self, directory: Path | str, label_names: Sequence[str]) -> None:
@@ -166,3 +243,32 @@ class MoEClassifier(nn.Module):
             place / HEAD_FILE,
             metadata={"pooling": self.pooling, "label_names": json.dumps(list(label_names))},
         )
+
+
+def pool(hidden: Tensor, attention_mask: Tensor, pooling: Pooling) -> Tensor:
+    """(records, tokens, width) -> (records, width); a record without a real token gives zeros, wherever padding is."""
+    weights = attention_mask.to(hidden.dtype).unsqueeze(-1)
+    if pooling == "last":
+        # One-hot, so that a record's vector is one product for any padding.
+        places = torch.arange(1, hidden.shape[1] + 1, device=hidden.device) * attention_mask
+        last = places == places.max(dim=1, keepdim=True).values
+        return (hidden * (weights * last.unsqueeze(-1))).sum(dim=1)
+    return (hidden * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(1.0)
+
+
+def saved_pooling(head: Path) -> Pooling:
+    """How the model of a head file makes the vector of a record.
+
+    Raises:
+        ModelError: the file does not say it.
+    """
+    with safe_open(head, "pt") as file:
+        found = (file.metadata() or {}).get("pooling")
+    for known in get_args(Pooling):
+        if found == known:
+            pooling: Pooling = known
+            return pooling
+    raise ModelError(
+        f"{head} says {found!r} for pooling, and known are {', '.join(get_args(Pooling))}. Take the directory anew "
+        "from the project that trained it."
+    )

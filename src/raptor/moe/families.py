@@ -56,6 +56,7 @@ class Family:
         read_routing: router output and number of records -> `Routing`.
         read_experts: experts module and its dotted prefix -> `ExpertBank`.
         top_k: number of experts a token is sent to, from the router.
+        is_causal: whether a token reads only those before it, so that the last one alone has read the whole record.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Family:
     read_routing: Callable[[Any, int], Routing] = field(default=_interface_routing)
     read_experts: Callable[[nn.Module, str], ExpertBank] = field(default=FusedBank)
     top_k: Callable[[nn.Module], int] = field(default=lambda router: int(router.top_k))
+    is_causal: bool = True
 
     def matches(self, module: nn.Module) -> bool:
         """Whether the module is a sparse block of this family, or of a class derived from one."""
@@ -129,6 +131,7 @@ FAMILIES: tuple[Family, ...] = (
         read_routing=_switch_routing,
         read_experts=_switch_bank,
         top_k=lambda router: 1,
+        is_causal=False,
     ),
     Family("olmoe", "OlmoeSparseMoeBlock"),
     Family("flex_olmo", "FlexOlmoSparseMoeBlock"),
@@ -138,7 +141,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("deepseek_v2", "DeepseekV2Moe"),
     Family("deepseek_vl_v2", "DeepseekOcr2TextMoe"),
     Family("granitemoe", "GraniteMoeMoE", router="router"),
-    Family("upcycled", "UpcycledMoeBlock"),
+    Family("upcycled", "UpcycledMoeBlock", is_causal=False),
 )
 
 

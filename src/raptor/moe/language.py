@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
     AutoModelForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
@@ -18,43 +18,8 @@ from transformers import (
 
 from raptor.errors import ModelError, ParameterError
 from raptor.moe.adapters import require_merged
-from raptor.moe.classifier import HEAD_FILE, MoEClassifier
+from raptor.moe.classifier import HEAD_FILE, MoEClassifier, deterministic, empty_encoder, read_config
 from raptor.moe.families import FAMILIES, sparse_layers
-
-# Each of them would couple records or add untracked randomness.
-OFF = {
-    "router_jitter_noise": 0.0,
-    "output_router_logits": False,
-    "use_cache": False,
-    "attention_dropout": 0.0,
-}
-
-
-def read_config(directory: Path | str) -> PretrainedConfig:
-    """The config of a model directory.
-
-    Raises:
-        ModelError: there is none that can be read, or it needs code of its own.
-    """
-    place = Path(directory)
-    if not (place / "config.json").is_file():
-        raise ModelError(f"{place} is not a model directory: it has no config.json.")
-    try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(
-            place, local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{place / 'config.json'} is not a readable model config: {error}") from error
-    return config
-
-
-def deterministic(config: PretrainedConfig) -> PretrainedConfig:
-    """The config with everything off that is random or couples records, in place."""
-    config.update({name: value for name, value in OFF.items() if hasattr(config, name)})
-    config._attn_implementation = "eager"
-    # The grouped kernels take no float64, and differ between devices.
-    config._experts_implementation = "eager"
-    return config
 
 
 def require_decoder(directory: Path | str, tokens: int = 0) -> None:
@@ -106,6 +71,23 @@ def load_language_model(directory: Path | str) -> PreTrainedModel:
         raise ModelError(f"{directory} lacks weights: {', '.join(missing[:5])} ({len(missing)} in all).")
     model: PreTrainedModel = loaded[0]
     sparse_layers(model)
+    return model
+
+
+def empty_language_model(config: PretrainedConfig, where: str) -> PreTrainedModel:
+    """The decoder of a config without its numbers: shapes alone, which take no memory.
+
+    Raises:
+        ModelError: the config is of no covered decoder, or does not fit together.
+    """
+    mapping: Mapping[Any, Any] = MODEL_FOR_CAUSAL_LM_MAPPING
+    empty_encoder(config, where)
+    if type(config) not in mapping:
+        raise ModelError(
+            f"{where} holds a {config.model_type!r} model, which is no decoder that continues texts."
+        )
+    with torch.device("meta"):
+        model: PreTrainedModel = mapping[type(config)](config).eval()
     return model
 
 

@@ -155,6 +155,15 @@ def _encode_slow(tokenizer: Any, texts: list[str], pairs: list[str] | None, max_
     return Encoded(ids, [len(full) > len(short) for full, short in zip(whole, ids, strict=True)])
 
 
+def padding_token(tokenizer: Any) -> str | None:
+    """The token for places after a record's end, which a mask leaves out: the tokenizer's own, or else another one.
+
+    Several published tokenizers have none of their own.
+    """
+    known = (tokenizer.pad_token, tokenizer.eos_token, tokenizer.unk_token)
+    return next((token for token in known if token is not None), None)
+
+
 def _filler_id(tokenizer: Any) -> int:
     known = (tokenizer.unk_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
     return next((token for token in known if token is not None), 0)

@@ -14,7 +14,9 @@ from raptor.errors import ModelError, ParameterError
 from raptor.moe.classifier import MoEClassifier
 from raptor.pipelines.base_model.config import BaseModelConfig
 from raptor.pipelines.base_model.nodes import obtain_base_model
-from raptor.pipelines.base_model.source import locate
+from raptor.pipelines.base_model.source import PUBLISHED, locate, locate_config
+from raptor.pipelines.training.models import TunedModel
+from tests.checkpoints import save_checkpoint, weight_map
 from tests.pipelines.directories import save_base_model, save_tokenizer
 
 
@@ -102,7 +104,10 @@ def test_a_model_without_tokenizer_is_refused(directory: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("tokenizer", "message"),
-    [({"pad": None}, "no padding token"), ({"extra": 40}, "69 tokens, but the model has 50 embeddings")],
+    [
+        ({"pad": None, "end": None}, "no token for padding"),
+        ({"extra": 40}, "69 tokens, but the model has 50 embeddings"),
+    ],
 )
 def test_a_tokenizer_that_does_not_fit_is_refused(
     directory: Path, tmp_path: Path, tokenizer: dict, message: str
@@ -110,6 +115,22 @@ def test_a_tokenizer_that_does_not_fit_is_refused(
     save_tokenizer(directory, **tokenizer)
     with pytest.raises(ModelError, match=message):
         obtain(directory, tmp_path / "copy")
+
+
+def test_a_tokenizer_without_a_padding_token_is_given_one_when_the_tuned_model_is_saved(
+    directory: Path, tmp_path: Path
+) -> None:
+    """As that of Mixtral: what stands after a record's end is left out by the mask."""
+    from transformers import AutoTokenizer
+
+    save_tokenizer(directory, pad=None)
+    obtain(directory, tmp_path / "copy")
+    model = MoEClassifier.from_encoder(directory, 2)
+    (tmp_path / "tuned").mkdir()
+    TunedModel(model, tmp_path / "copy", ("a", "b"), "text", 6).save_to(tmp_path / "tuned")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tuned")
+    assert tokenizer.pad_token == "</s>"
+    assert tokenizer(["a", "a b c"], padding=True)["attention_mask"] == [[1, 1, 0, 0], [1, 1, 1, 1]]
 
 
 @pytest.mark.parametrize("content", ["{", '{"tokenizer_class": "No"}'])
@@ -185,6 +206,46 @@ def test_no_network_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_malformed_hub_name_is_one_clear_error() -> None:
     with pytest.raises(ModelError, match="is no directory here"):
         locate(BaseModelConfig(source="a/b/c"))
+
+
+def test_a_sharded_checkpoint_of_a_language_model_is_accepted_whole(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "hub", "olmoe")
+    copied = obtain(tmp_path / "hub", tmp_path / "copy")
+    assert set(weight_map(tmp_path / "hub").values()) | {"model.safetensors.index.json"} <= copied
+    copy, original = (MoEClassifier.from_encoder(tmp_path / name, 2) for name in ("copy", "hub"))
+    assert all(bool((a == b).all()) for a, b in zip(copy.parameters(), original.parameters(), strict=True))
+
+
+def test_a_config_is_found_without_the_network(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("went to the hub"))
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: None)
+    assert locate_config(BaseModelConfig(source=str(directory)))[0] == directory
+    assert (locate_config(BaseModelConfig())[0] / "config.json").is_file()
+    place, words = locate_config(BaseModelConfig(source="google/switch-base-8"))
+    assert place == PUBLISHED / "google/switch-base-8"
+    assert "published" in words
+    with pytest.raises(
+        ParameterError, match=r"someone/other is not here.*google/switch-base-8.*config\.json"
+    ):
+        locate_config(BaseModelConfig(source="someone/other"))
+    with pytest.raises(ParameterError, match="no such directory"):
+        locate_config(BaseModelConfig(source="./nowhere"))
+
+
+def test_a_malformed_hub_name_has_no_config() -> None:
+    with pytest.raises(ParameterError, match="no hub name"):
+        locate_config(BaseModelConfig(source="a/b/c"))
+
+
+def test_a_config_in_the_hubs_cache_goes_before_the_published_one(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        huggingface_hub, "try_to_load_from_cache", lambda *_, **__: str(directory / "config.json")
+    )
+    place, words = locate_config(BaseModelConfig(source="google/switch-base-8"))
+    assert place == directory
+    assert "cache" in words
 
 
 def test_the_embedded_model_is_accepted(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from raptor.pipelines.ingestion.nodes import (
     read_records,
 )
 from raptor.text.problems import RecordError
+from tests.checkpoints import save_checkpoint
 from tests.pipelines.directories import WORDS, save_base_model
 from tests.text.reading import put
 
@@ -175,10 +176,17 @@ def test_owners_stay_when_another_record_leaves(
         assert left["layer_1"].to_pylist() == [whole[row] for row in kept]
 
 
-@pytest.mark.parametrize("kept", [1, 5, 39])
+@pytest.mark.parametrize(
+    ("family", "kept"),
+    [(None, 1), (None, 5), (None, 39), ("deepseek_v2", 5), ("olmoe", 5), ("mixtral", 5)],
+)
 def test_votes_move_with_their_company_by_float64_rounding_alone(
-    base_model: Path, kept: int, monkeypatch: pytest.MonkeyPatch
+    base_model: Path, family: str | None, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where a family's own code routes, or takes its softmax, in float32."""
+    if family is not None:
+        base_model = tmp_path / family
+        save_checkpoint(base_model, family)
     generator = torch.Generator().manual_seed(0)
     rows = torch.randint(2, 30, (40, 6), generator=generator).tolist()
     seen: list[torch.Tensor] = []

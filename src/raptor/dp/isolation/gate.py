@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from raptor.dp.isolation.specs import EngineSpec, refusal
 from raptor.dp.isolation.structure import Attributes, active_dropout, check_structure
 from raptor.dp.isolation.subject import Subject
 from raptor.dp.isolation.synthetic import generator, routings, synthetic_batch
+from raptor.moe.precision import DoubleThroughout
 
 # Public constants. A model of at most so many parameters is checked on copies, one of them in float64.
 COPY_LIMIT = 16_000_000
@@ -116,12 +117,15 @@ def check_isolation(
             )
         for subject in subjects:
             attributes = Attributes(subject.model)
+            # Where a model's own code falls back to float32, float64 would show the rounding of float32.
+            precision = DoubleThroughout() if subject.precision == "float64" else nullcontext()
             try:
-                check_losses(subject)
-                check_capacity(subject)
-                for spec in specs:
-                    norms.setdefault(spec.name, []).append(EngineChecks(subject, spec).run())
-                routes.append(routings(subject.model, subject.loss, subject.batch))
+                with precision:
+                    check_losses(subject)
+                    check_capacity(subject)
+                    for spec in specs:
+                        norms.setdefault(spec.name, []).append(EngineChecks(subject, spec).run())
+                    routes.append(routings(subject.model, subject.loss, subject.batch))
                 attributes.require_same()
             except FAILURES as error:
                 raise refusal(

@@ -58,7 +58,6 @@ class Vl2Encoder(PreTrainedModel, ImageReader):  # type: ignore[no-untyped-call]
     config_class = Vl2Config
     base_model_prefix = ""
     main_input_name = "input_ids"
-    pooling = "last"
     _no_split_modules = ["DeepseekOcr2TextDecoderLayer", "SiglipEncoderLayer"]  # noqa: RUF012
     _keys_to_ignore_on_load_unexpected = list(UNUSED)  # noqa: RUF012
     _supports_sdpa = True

@@ -6,8 +6,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import raptor
 from raptor.errors import ModelError, ParameterError
 from raptor.pipelines.base_model.config import EMBEDDED, BaseModelConfig
+from raptor.text.encoding import padding_token
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 # Only when a model has no safetensors: pickles are read by torch with weights_only, but are still pickles.
@@ -27,6 +29,9 @@ TEXT_FILES = (
     "README.md",
     "LICENSE*",
 )
+ASSETS = Path(raptor.__file__).parent / "assets"
+PUBLISHED = ASSETS / "published"
+"""config.json of models of the hub, by name."""
 TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.txt", "vocab.json")
 
 
@@ -59,9 +64,41 @@ def locate(config: BaseModelConfig) -> Path:
                 f"directory, a hub name such as google/switch-base-8, or {EMBEDDED}."
             )
         return _download(config.source, config.revision)
-    import raptor
+    return ASSETS / "base_model"
 
-    return Path(raptor.__file__).parent / "assets" / "base_model"
+
+def locate_config(config: BaseModelConfig) -> tuple[Path, str]:
+    """Where the config of the source is, without a download, and in words what it is.
+
+    A hub name's is taken from the hub's cache, else from the published configs that are kept with this package.
+
+    Raises:
+        ParameterError: the source does not exist, or its config is not here.
+    """
+    source = config.source
+    if source == EMBEDDED or Path(source).expanduser().exists() or source.startswith((".", "~", "/")):
+        return locate(config), "its own config"
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(source, "config.json", revision=config.revision)
+    except HFValidationError as error:
+        raise ParameterError(
+            f"base_model.source {source!r} is no directory here and no hub name ({error})."
+        ) from None
+    if isinstance(cached, str):
+        return Path(cached).parent, "its config in the hub's cache"
+    if (PUBLISHED / source / "config.json").is_file():
+        return PUBLISHED / source, "its published config, which is kept with this package"
+    known = sorted(
+        file.parent.relative_to(PUBLISHED).as_posix() for file in PUBLISHED.glob("*/*/config.json")
+    )
+    raise ParameterError(
+        f"The config of {source} is not here, and nothing is downloaded now. Kept with this package are those of "
+        f"{', '.join(known)}. For another model put its config.json into a folder, and give the folder as "
+        "base_model.source."
+    )
 
 
 def check(directory: Path) -> PublicModel:
@@ -97,9 +134,10 @@ def _check_tokenizer(directory: Path, embeddings: int) -> None:
     except Exception as error:
         # The tokenizer back ends raise what they like, plain Exception among them.
         raise ModelError(f"The tokenizer in {directory} cannot be loaded: {error}") from error
-    if tokenizer.pad_token_id is None:
+    if padding_token(tokenizer) is None:
         raise ModelError(
-            f"The tokenizer in {directory} has no padding token. Set its pad_token and save it again."
+            f"The tokenizer in {directory} has no token for padding, end or unknown words. Set its pad_token and "
+            "save it again."
         )
     if len(tokenizer) > embeddings:
         raise ModelError(

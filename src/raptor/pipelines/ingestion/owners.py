@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from transformers import PreTrainedModel
 
 from raptor.dp.records import EncodedImages
 from raptor.errors import ModelError
 from raptor.moe.classifier import load_encoder
 from raptor.moe.families import sparse_layers
 from raptor.moe.ownership import assign_owners
+from raptor.moe.precision import DoubleThroughout, in_double
 from raptor.moe.routing import Vote, record_votes
 from raptor.progress import track
 
@@ -56,7 +55,8 @@ def record_owners(
     Raises:
         ModelError: the model has no such sparse layer.
     """
-    encoder = _in_double(load_encoder(base_model))
+    encoder = load_encoder(base_model)
+    in_double(encoder)
     known = [layer.index for layer in sparse_layers(encoder)]
     unknown = sorted(set(layers) - set(known))
     if unknown or not layers:
@@ -75,7 +75,10 @@ def record_owners(
     for rows in track(batches, "Routing records"):
         ids = torch.from_numpy(values[starts[rows][:, None] + np.arange(lengths[rows[0]])].astype(np.int64))
         pictures = None if images is None else images.take(torch.from_numpy(rows), ids.shape[1])
-        votes = record_votes(encoder, ids, torch.ones_like(ids), vote=vote, batch_size=BATCH, images=pictures)
+        with DoubleThroughout():
+            votes = record_votes(
+                encoder, ids, torch.ones_like(ids), vote=vote, batch_size=BATCH, images=pictures
+            )
         for layer in layers:
             if users is None:
                 owners[layer][rows] = assign_owners(votes[layer].float()).numpy()
@@ -87,17 +90,6 @@ def record_owners(
             layer: assign_owners(torch.from_numpy(total).float()).numpy() for layer, total in sums.items()
         }
     return pa.table({f"layer_{layer}": owners[layer] for layer in layers})
-
-
-def _in_double(encoder: PreTrainedModel) -> PreTrainedModel:
-    """The encoder with all products in float64, its routers' among them."""
-    encoder.double()
-    for layer in sparse_layers(encoder):
-        router: Any = layer.router
-        # Switch routers cast their inputs to a type of their own.
-        if isinstance(getattr(router, "dtype", None), torch.dtype):
-            router.dtype = torch.float64
-    return encoder
 
 
 def _batches(lengths: np.ndarray) -> list[np.ndarray]:

@@ -45,7 +45,7 @@ def public_owners(
     tokenizer = load_tokenizer(base_model)
     encoder = load_encoder(base_model)
     ids = encode_texts(tokenizer, texts, None, max_length)
-    inputs, mask = (torch.from_numpy(part) for part in pad_batch(ids, tokenizer.pad_token_id))
+    inputs, mask = (torch.from_numpy(part) for part in pad_batch(ids, 0))
     # Records of like length share a pass, so that little of it is padding.
     order = np.argsort(mask.sum(dim=1).numpy(), kind="stable")
     layers = sparse_layers(encoder)

@@ -16,6 +16,7 @@ from raptor.moe.classifier import MoEClassifier
 from raptor.moe.language import save_language_model
 from raptor.pipelines.ingestion.config import IngestionConfig
 from raptor.text.completions import Lengths
+from raptor.text.encoding import padding_token
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -59,7 +60,8 @@ class TunedModel:
             self.model.encoder.config.image_column = self.image
             self.model.encoder.config.image_tiles = self.image_tiles
         self.model.cpu().save_pretrained(directory, self.label_names)
-        _save_tokenizer(self.base_model, directory, {"model_max_length": self.max_length})
+        changed: dict[str, Any] = {"model_max_length": self.max_length}
+        _save_tokenizer(self.base_model, directory, changed | _padding(self.base_model))
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,19 @@ def tuned_model(
 
 def _columns(text: str | tuple[str, ...]) -> str | list[str]:
     return text if isinstance(text, str) else list(text)
+
+
+def _padding(base_model: Path) -> dict[str, str]:
+    """The padding token of a tokenizer that has none of its own, as some published ones; nothing for others."""
+    from raptor.pipelines.ingestion.encoding import load_tokenizer
+
+    place = base_model / "tokenizer_config.json"
+    settings = json.loads(place.read_text(encoding="utf-8")) if place.is_file() else {}
+    if settings.get("pad_token") is not None:
+        return {}
+    tokenizer = load_tokenizer(base_model)
+    token = padding_token(tokenizer)
+    return {} if tokenizer.pad_token is not None or token is None else {"pad_token": token}
 
 
 def _save_tokenizer(base_model: Path, directory: Path, changed: dict[str, Any]) -> None:
