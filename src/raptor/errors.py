@@ -42,6 +42,14 @@ class CheckpointError(RaptorError):
     """A private training was not ended, and cannot be resumed as things are."""
 
 
+class LaunchError(RaptorError):
+    """The processes of a training cannot be started, or have ended without a result."""
+
+
+class ProcessLostError(LaunchError):
+    """A process of a training was lost; the training can go on from its last checkpoint."""
+
+
 class AuditError(RaptorError):
     """An attack or a check contradicts what the mechanism claims."""
 

@@ -24,6 +24,7 @@ MODELS: Mapping[str, str] = {
     "ingestion": "raptor.pipelines.ingestion.config:IngestionConfig",
     "privacy": "raptor.pipelines.training.config:PrivacyConfig",
     "training": "raptor.pipelines.training.config:TrainingConfig",
+    "launch": "raptor.launch.config:LaunchConfig",
     "accounting": "raptor.pipelines.accounting.config:AccountingConfig",
     "evaluation": "raptor.pipelines.evaluation.config:EvaluationConfig",
     "benchmark": "raptor.pipelines.benchmark.config:BenchmarkConfig",

@@ -93,6 +93,7 @@ def build_certificate(
         "ledger": {"digest": ledger.digest, "lines": ledger.lines},
         "model": {"digest": ledger.model},
         "code": _code(ledger),
+        **_processes(ledger),
         "versions": ledger.versions,
     }
     return {**fields, "digest": fields_digest(fields)}
@@ -198,6 +199,12 @@ def _accountant(bound: EpsilonBound, ledger: Ledger) -> dict[str, Any]:
         "epsilon_renyi": bound.renyi,
         "note": bound.note,
     }
+
+
+def _processes(ledger: Ledger) -> dict[str, int]:
+    """How many processes trained together, where it was more than one."""
+    most = max((start.processes for start in ledger.starts), default=1)
+    return {"processes": most} if most > 1 else {}
 
 
 def _code(ledger: Ledger) -> list[dict[str, Any]]:

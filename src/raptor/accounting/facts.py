@@ -83,6 +83,7 @@ class RunStart:
         coordinates: numbers that each stream trains, by its name: so many get noise in every release.
         records: `first` where this process is the run's first, `same` where it goes on with a run and found its
             records to be those of the start, `unchecked` otherwise.
+        processes: how many processes trained together; the journal says it where it was more than one.
     """
 
     code: Code
@@ -90,6 +91,7 @@ class RunStart:
     constants: bool
     coordinates: Mapping[str, int]
     records: Records
+    processes: int = 1
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -98,11 +100,13 @@ class RunStart:
             "constants": self.constants,
             "coordinates": dict(self.coordinates),
             "records": self.records,
+            **({"processes": self.processes} if self.processes > 1 else {}),
         }
 
     @classmethod
     def from_json(cls, data: object, where: str) -> RunStart:
-        found = checks.fields(data, frozenset(cls.__dataclass_fields__), where)
+        optional = frozenset({"processes"})
+        found = checks.fields(data, frozenset(cls.__dataclass_fields__) - optional, where, optional)
         if found["records"] not in _RECORDS:
             raise ParameterError(f"records of {where} must be one of {', '.join(_RECORDS)}")
         sizes = found["coordinates"]
@@ -118,6 +122,7 @@ class RunStart:
                 for name, size in sizes.items()
             },
             records=found["records"],  # type: ignore[arg-type]
+            processes=checks.count(found.get("processes", 1), "processes", where, 1),
         )
 
 

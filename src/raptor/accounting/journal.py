@@ -128,6 +128,26 @@ class ReleaseJournal:
         self._made = found["index"] + 1
         return found
 
+    @property
+    def has_releases(self) -> bool:
+        """Whether anything was charged."""
+        return bool(self._torn) or any(line["kind"] == RELEASE for line in self._lines)
+
+    def rewind(self, length: int, last: str) -> None:
+        """Go back to a checkpoint in the middle of a run: the releases after it are to be made again.
+
+        Args:
+            length, last: see `resume`.
+
+        Raises:
+            LedgerError: this journal is not the one that the checkpoint covers.
+        """
+        if not 0 < length <= len(self._lines) or self._lines[length - 1]["hash"] != last:
+            raise LedgerError(
+                f"{self.path} is not the journal that belongs to the checkpoint: line {length} is another one"
+            )
+        self._made = length
+
     def keep_rest(self, torn: Callable[[int], Release | None]) -> list[Release]:
         """Leave releases that could not be made again as they are: charged, and their results lost.
 

@@ -170,6 +170,8 @@ def _origin(certificate: Mapping[str, Any]) -> str:
         ("trained", plain(certificate["trainable"])),
         ("noise generator", plain(certificate["generator"]["name"])),
     ]
+    if "processes" in certificate:
+        rows.append(("processes that trained together", str(certificate["processes"])))
     for code in certificate["code"]:
         state = {True: ", with changes that are not in it", False: "", None: ""}[code["modified"]]
         commit = (NO_COMMIT if code["commit"] == NO_COMMIT else f"commit {plain(code['commit'])}") + state

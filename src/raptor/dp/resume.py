@@ -6,18 +6,19 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from raptor.accounting.journal import ReleaseJournal
 from raptor.accounting.plan import PrivacyPlan
 from raptor.accounting.spent import spent_in_words
+from raptor.accounting.types import Release
 from raptor.dp.checkpoints import NEVER, Checkpoint, CheckpointStore
 from raptor.dp.config import TrainingConfig
 from raptor.dp.identity import differences
+from raptor.dp.methods import Method
 from raptor.dp.state import TrainingState
 from raptor.dp.streams import RandomSource
-from raptor.dp.training import Trainer
-from raptor.errors import CheckpointError, LedgerError, ReplayError
+from raptor.errors import CheckpointError, LaunchError, LedgerError, ProcessLostError, ReplayError
 
 Identify = Callable[[bytes], Mapping[str, Any]]
 SALT_BYTES = 32
@@ -25,6 +26,18 @@ NO_CHECKPOINTS = (
     "No checkpoints are written (training.checkpoint_every is 0): if it is killed it cannot be resumed, and what it "
     "has released by then stays charged."
 )
+
+
+class Steps(Protocol):
+    """What makes the steps: `raptor.dp.training.Trainer`, or one whose training is in other processes."""
+
+    def begin(self, method: Method = ..., state: TrainingState | None = ...) -> None: ...
+
+    def remaining(self) -> Iterator[int]: ...
+
+    def state(self) -> TrainingState: ...
+
+    def release_after(self, more: int) -> Release | None: ...
 
 
 class PrivateRun:
@@ -37,7 +50,8 @@ class PrivateRun:
         it has, by the digest of the result where that was written, and does not charge it again. One that
         does not come out the same is not used. Then all releases of the journal stay charged, the training
         goes on from the checkpoint with a new key, and every step counts anew: the last steps of the schedule
-        are left out. Adjacency and unit are the plan's.
+        are left out. The same holds when processes of the training are lost while this one lives: it goes back to
+        the checkpoint. Adjacency and unit are the plan's.
         Assumes: the folders of checkpoint and journals are private, and the machine keeps what fsync has
         written.
     """
@@ -133,12 +147,13 @@ class PrivateRun:
         """Steps of the schedule that the checkpoint has behind it."""
         return 0 if self._state is None else self._state.finished
 
-    def steps(self, trainer: Trainer) -> Iterator[int]:
+    def steps(self, trainer: Steps) -> Iterator[int]:
         """Make the steps that are left, yielding the number of each; a checkpoint now and then, and at the end.
 
         Raises:
             CheckpointError: a checkpoint cannot be written.
             LedgerError: the journal cannot be written.
+            LaunchError: processes were lost, and there is no checkpoint to go back to.
         """
         while True:
             try:
@@ -146,8 +161,10 @@ class PrivateRun:
                 return
             except ReplayError:
                 self._renounce(trainer)
+            except ProcessLostError as lost:
+                self._go_back(lost)
 
-    def _steps(self, trainer: Trainer) -> Iterator[int]:
+    def _steps(self, trainer: Steps) -> Iterator[int]:
         trainer.begin("raptor", self._state)
         if self._state is None and self._every:
             # Before the first release: without the key it could be charged, but not be made again.
@@ -166,7 +183,18 @@ class PrivateRun:
         length, last = self.journal.place
         self._store.save(Checkpoint(state, self.journal.path.name, length, last, self._identity, self._salt))
 
-    def _renounce(self, trainer: Trainer) -> None:
+    def _go_back(self, lost: ProcessLostError) -> None:
+        """To the last checkpoint: what was released after it is made again, and not charged again."""
+        found = self._store.load()
+        if found is None and not self.journal.has_releases:
+            # Nothing was released yet, so there is nothing to go back from.
+            return
+        if found is None:
+            raise LaunchError(f"{lost} {NO_CHECKPOINTS}") from None
+        self.journal.rewind(found.length, found.last)
+        self._state = found.state
+
+    def _renounce(self, trainer: Steps) -> None:
         """Give up the releases after the checkpoint: they stay charged, and are made anew with another key."""
         releases = self.journal.keep_rest(trainer.release_after)
         found = self._store.load()
@@ -176,7 +204,11 @@ class PrivateRun:
             )
         streams = {
             name: replace(
-                stream, released=sum(release.stream == name for release in releases), coins=0, noise=0
+                stream,
+                released=sum(release.stream == name for release in releases),
+                coins=0,
+                noise=0,
+                others=(),
             )
             for name, stream in found.state.streams.items()
         }

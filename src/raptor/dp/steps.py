@@ -62,17 +62,36 @@ class PrivateStream:
         self._size = physical_batch_size
         self._device = device
         self._team = team or Alone()
+        self._is_acquainted = False
 
     def step(self) -> None:
         sample = self._team.part(self._sampler.draw)
         with self._team.whole(self._engine.parameters):
+            if self._team.is_in_step and not self._is_acquainted:
+                self._acquaint()
             total = self._sum_of(sample[:0])
-            for batch in self._records.physical_batches(sample, self._size, self._device):
-                total.add(self._engine.clipped_sum(batch, self._rule))
-            # Any record will do: what comes of it is dropped.
-            self._team.keep_pace(lambda: self._sum_of(torch.zeros(1, dtype=torch.int64)))
+            batches = self._records.physical_batches(sample, self._size, self._device)
+            while self._team.goes_on((batch := next(batches, None)) is not None):
+                if batch is not None:
+                    total.add(self._engine.clipped_sum(batch, self._rule))
+                else:
+                    # The others need this process in their pass. Any record will do: what comes of it is dropped.
+                    self._sum_of(torch.zeros(1, dtype=torch.int64))
         mine = self._team.collect(total)
         self._optimizer.apply(self._team.spread(mine.unscaled(self._mechanism.release(mine))))
+
+    def _acquaint(self) -> None:
+        """Show the engine a batch whose rows cannot be taken for tokens, and drop what comes of it.
+
+        Otherwise it makes its first pass in two parts where they could be, in this process and perhaps not in others.
+        """
+        for count in (2, 3):
+            batch = self._records.take(torch.arange(min(count, len(self._records))), self._device)
+            rows, tokens = batch.input_ids.shape
+            if rows != tokens:
+                self._engine.clipped_sum(batch, self._rule)
+                break
+        self._is_acquainted = True
 
     def _sum_of(self, indices: Tensor) -> ClippedSum:
         return self._engine.clipped_sum(self._records.take(indices, self._device), self._rule)

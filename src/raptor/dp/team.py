@@ -29,10 +29,12 @@ class Team(Protocol):
     Attributes:
         rank: number of this process, from 0.
         size: number of processes, a public constant.
+        is_in_step: whether a pass needs all processes, so that all have to make as many.
     """
 
     rank: int
     size: int
+    is_in_step: bool
 
     def place(self, model: nn.Module) -> None:
         """Lay the parameters out over the processes, in place, before engines and optimizers see them."""
@@ -43,8 +45,8 @@ class Team(Protocol):
     def part(self, draw: Callable[[], Tensor]) -> Tensor:
         """This process's part of the next global sample; `draw` is called by one process, which has the coins."""
 
-    def keep_pace(self, passes: Callable[[], object]) -> None:
-        """Make as many passes as the process with the most, where passes need all processes; results are dropped."""
+    def goes_on(self, has_batch: bool) -> bool:
+        """Whether there is another pass: while this process has a batch, or, in step, while any of them has."""
 
     def collect(self, total: ClippedSum) -> ClippedSum:
         """The part of the global sum that this process adds noise to."""
@@ -61,6 +63,7 @@ class Alone:
 
     rank = 0
     size = 1
+    is_in_step = False
 
     def place(self, model: nn.Module) -> None:
         pass
@@ -71,8 +74,8 @@ class Alone:
     def part(self, draw: Callable[[], Tensor]) -> Tensor:
         return draw()
 
-    def keep_pace(self, passes: Callable[[], object]) -> None:
-        pass
+    def goes_on(self, has_batch: bool) -> bool:
+        return has_batch
 
     def collect(self, total: ClippedSum) -> ClippedSum:
         return total

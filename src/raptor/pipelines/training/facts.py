@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import secrets
 from collections.abc import Sequence
 
-import torch
 from torch import nn
 
 from raptor.accounting.facts import Gate, Records, RunEnd, RunStart
@@ -16,11 +12,17 @@ from raptor.dp.isolation import Isolation
 from raptor.dp.plan import EXPERT, SHARED
 from raptor.dp.records import EncodedRecords
 from raptor.dp.trainable import TrainableSet
-from raptor.moe.roles import Role, parameter_roles
+from raptor.dp.watch import Watch
 
 
-def run_start(isolation: Isolation, trainable: TrainableSet, records: Records) -> RunStart:
-    """What is known before the first release, once `require_planned` has compared parameters and plan."""
+def run_start(
+    isolation: Isolation, trainable: TrainableSet, records: Records, processes: int = 1
+) -> RunStart:
+    """What is known before the first release, once `require_planned` has compared parameters and plan.
+
+    Args:
+        processes: how many train together.
+    """
     streams = {SHARED: trainable.shared, EXPERT: trainable.expert}
     return RunStart(
         code=running_code(),
@@ -28,26 +30,19 @@ def run_start(isolation: Isolation, trainable: TrainableSet, records: Records) -
         constants=True,
         coordinates={name: trainable.count(names) for name, names in streams.items() if names},
         records=records,
+        processes=processes,
     )
 
 
 class RunWatch:
-    """Remembers routers and records as they are before training, and says afterwards whether they still are.
+    """Says after a training whether routers and records are still what they were before it.
 
-    Guarantee: nothing is released but whether both are the same, and the public number of router weights. The
-    fingerprint of the records is keyed with a key of its own, and both are forgotten with this object.
+    Guarantee: see `raptor.dp.watch.Watch`; nothing else is released.
     """
 
     def __init__(self, model: nn.Module, records: EncodedRecords) -> None:
         """Before the model gets adapters or is moved: with the base model's routers."""
-        self._routers = {
-            name: model.get_parameter(name).detach().cpu().clone()
-            for name, entry in parameter_roles(model).items()
-            if entry.role is Role.ROUTER
-        }
-        self._records = records
-        self._key = secrets.token_bytes(32)
-        self._before = _fingerprint(records, self._key)
+        self._watch = Watch(model, records)
 
     def end(self, model: nn.Module, keystreams: Sequence[str], left_out: int) -> RunEnd:
         """After adapters were folded in; the number of router weights is 0 when one of them has changed.
@@ -55,22 +50,9 @@ class RunWatch:
         Args:
             left_out: steps of the schedule that were not made.
         """
-        after = dict(model.named_parameters())
-        same = all(
-            name in after and torch.equal(before, after[name].detach().cpu())
-            for name, before in self._routers.items()
-        )
         return RunEnd(
-            router_weights=sum(weight.numel() for weight in self._routers.values()) if same else 0,
-            records_unchanged=hmac.compare_digest(self._before, _fingerprint(self._records, self._key)),
+            router_weights=self._watch.router_weights(model),
+            records_unchanged=self._watch.records_unchanged(),
             keystreams=tuple(keystreams),
             left_out=left_out,
         )
-
-
-def _fingerprint(records: EncodedRecords, key: bytes) -> bytes:
-    total = hmac.new(key, digestmod=hashlib.sha256)
-    for value in records.tensors():
-        total.update(str(tuple(value.shape)).encode())
-        total.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return total.digest()

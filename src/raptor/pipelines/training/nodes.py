@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from raptor.launch.config import HERE, LaunchConfig
 from raptor.pipelines.evaluation.config import EvaluationConfig, evaluation_scope
 from raptor.pipelines.ingestion.config import IngestionConfig
 from raptor.pipelines.training.config import PrivacyConfig, TrainingConfig
 from raptor.progress import track
 
 if TYPE_CHECKING:
+    from raptor.accounting.facts import Records
     from raptor.pipelines.training.models import TunedLanguageModel, TunedModel
 
 logger = logging.getLogger(__name__)
@@ -108,10 +110,12 @@ def train_raptor(
     training_checkpoints: Path,
     training: TrainingConfig,
     ingestion: IngestionConfig,
+    launch: LaunchConfig = HERE,
 ) -> tuple[TunedModel | TunedLanguageModel, list[dict[str, Any]]]:
     """Train the model by the plan; every release is on disk before it is used.
 
-    Of `ingestion`, the model keeps which columns it was trained on and how long their texts may be.
+    Of `ingestion`, the model keeps which columns it was trained on and how long their texts may be. `launch` says in
+    how many processes it is trained; this one writes the ledger, the checkpoints and the log in any case.
 
     A training that was killed goes on from its last private checkpoint (see `raptor.dp.resume.PrivateRun`).
 
@@ -125,13 +129,16 @@ def train_raptor(
         BudgetError: the plan and the parameters do not fit together.
         ModelError: the isolation gate has found what couples records, or a gradient that is not exact.
         CheckpointError: a training that has not ended is another one than this, or its checkpoint is damaged.
+        LaunchError: the processes of the training cannot be started, or were lost.
     """
     from raptor.accounting.plan import read_plan
     from raptor.dp.checkpoints import CheckpointStore
     from raptor.dp.identity import run_identity
     from raptor.dp.plan import EXPERT
     from raptor.dp.resume import PrivateRun
-    from raptor.dp.training import Trainer, random_source, resolve_device
+    from raptor.dp.training import random_source, resolve_device
+    from raptor.launch.job import Recipe
+    from raptor.launch.trainer import open_trainer
     from raptor.moe.language import load_untrained
     from raptor.pipelines.training.facts import RunWatch, run_start
     from raptor.pipelines.training.models import tuned_model
@@ -144,7 +151,8 @@ def train_raptor(
     records = encoded_records(private_train, owner_partition, plan.layer)
     expert = plan.find(EXPERT)
     records.require_below(classes=len(label_names), owners=None if expert is None else expert.blocks)
-    model = load_untrained(base_model, len(label_names))
+    recipe = Recipe.of(load_untrained, base_model, len(label_names))
+    model = recipe.build()
     device = resolve_device(training.device)
     logger.info("Training on %s.", device)
     # On synthetic records, and before the journal is opened: what it refuses has cost nothing.
@@ -158,14 +166,22 @@ def train_raptor(
             plan,
             training,
             random_source(training),
-            lambda salt: run_identity(plan, training, base_model, records, device, salt),
+            lambda salt: {
+                **run_identity(plan, training, base_model, records, device, salt),
+                **launch.identity(),
+            },
         )
         is_plain = training.resume == "auto" and not run.is_resumed
         logger.log(logging.INFO if is_plain else logging.WARNING, "%s", words)
-        with run.journal as journal:
-            trainer = Trainer(model, records, plan, training, run.randomness, journal)
+        with (
+            run.journal as journal,
+            open_trainer(
+                launch, training_checkpoints, recipe, model, records, plan, training, run.randomness, journal
+            ) as trainer,
+        ):
             logger.info("%s", trainer.trainable.table())
-            journal.note(run_start(isolation, trainer.trainable, "same" if run.is_resumed else "first"))
+            origin: Records = "same" if run.is_resumed else "first"
+            journal.note(run_start(isolation, trainer.trainable, origin, launch.size))
             steps = training.steps(training.shared) + training.steps(training.expert) - run.finished
             for _ in track(run.steps(trainer), "Training privately", steps, long=True):
                 pass

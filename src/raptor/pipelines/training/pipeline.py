@@ -52,6 +52,7 @@ def create_pipeline() -> Pipeline:
                     "training_checkpoints",
                     "params:training",
                     "params:ingestion",
+                    "params:launch",
                 ],
                 outputs=["raptor_model", "release_log"],
                 name="train_raptor",
