@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from raptor.accounting.journal import open_lines
 from raptor.accounting.plan import read_plan
 from raptor.dp.config import LoRAConfig, PrivacyConfig, TrainingConfig
-from raptor.dp.trainable import make_trainable
+from raptor.dp.trainable import EMBEDDINGS, make_trainable
 from raptor.dp.training import Trainer, random_source
 from raptor.errors import BudgetError, ParameterError
 from raptor.moe.adapters import lora_parameters
@@ -29,6 +29,7 @@ from raptor.pipelines.ingestion.config import IngestionConfig
 from raptor.pipelines.training.nodes import plan_privacy, train_raptor
 from raptor.pipelines.training.planning import require_planned
 from raptor.pipelines.training.records import encoded_records
+from tests.families import family_language_model
 from tests.moe.test_lora import ALPHA, LAYER, RANK, logits
 from tests.tiny import tiny_batch, tiny_classifier, tiny_encoder
 
@@ -179,3 +180,23 @@ def test_the_plan_names_the_trainable_set_and_holds_training_to_it(stage) -> Non
         require_planned(plan, stage.training.model_copy(update={"trainable": "full"}))
     older = {key: value for key, value in stage.plan.items() if key != "trainable"}
     assert read_plan(older).trainable == "full"
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_of_a_language_model_table_and_head_are_named_and_frozen(tied: bool) -> None:
+    model = family_language_model("olmoe", tie_word_embeddings=tied)
+    table, head = "model.embed_tokens.weight", "lm_head.weight"
+    whole = make_trainable(model, TrainingConfig(), 1).shared
+    assert table in whole
+    assert (head in whole) is not tied
+    without_table = make_trainable(model, TrainingConfig(frozen=(EMBEDDINGS,)), 1).shared
+    assert set(whole) - set(without_table) == {table}
+    adapted = make_trainable(model, TrainingConfig(trainable="lora", frozen=(EMBEDDINGS,)), 1)
+    assert adapted.shared
+    assert not {table, head} & {*adapted.shared, *adapted.expert}
+
+
+def test_the_table_of_an_encoder_goes_by_the_same_word() -> None:
+    by_word = make_trainable(tiny_classifier(), TrainingConfig(frozen=(EMBEDDINGS,)), 1)
+    by_name = make_trainable(tiny_classifier(), TrainingConfig(frozen=("*.shared.weight",)), 1)
+    assert by_word == by_name
