@@ -146,7 +146,9 @@ class EncodedRecords:
             raise DataError(
                 "The first records can be taken apart only where they are texts with classes, without users."
             )
-        return EncodedRecords(*(value[:number] for value in self.tensors()))
+        return EncodedRecords(
+            self.input_ids[:number], self.lengths[:number], self.labels[:number], self.owners[:number]
+        )
 
     def require_below(self, classes: int, owners: int | None) -> None:
         """Refuse labels or owners that the model does not have; no limit on owners that play no part.
