@@ -304,5 +304,5 @@ def open_trainer(
 ) -> AbstractContextManager[Trainer | LaunchedTrainer]:
     """The trainer that the parameters ask for: in this process, or in others. See `LaunchedTrainer` for arguments."""
     if launch.backend == INLINE:
-        return nullcontext(Trainer(model, records, plan, config, randomness, sink))  # type: ignore[arg-type]
+        return nullcontext(Trainer(model, records, plan, config, randomness, sink))
     return LaunchedTrainer(launch, folder, recipe, model, records, plan, config, randomness, sink)
