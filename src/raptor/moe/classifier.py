@@ -86,7 +86,7 @@ def load_encoder(directory: Path | str) -> PreTrainedModel:
 def _without_report() -> Iterator[None]:
     """Without the library's list of tensors that are left out, such as a decoder's; what is missing is an error."""
     level = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
+    logging.set_verbosity_error()
     try:
         yield
     finally:
