@@ -52,3 +52,15 @@ def test_its_sets_are_there(parameters: dict) -> None:
         pytest.skip(f"the sets of the comparison lie beside the repository, in {config.folder}")
     for name in config.sets:
         assert locate(folder, name).is_file()
+
+
+def test_attacks_hold_what_they_need(parameters: dict) -> None:
+    config = parameters["benchmark"]
+    attacks = config.attacks
+    assert set(attacks.sets) <= set(config.sets)
+    assert {RAPTOR, "scope_a"} <= set(attacks.methods)
+    # Without something that can be attacked, an attack that finds nothing says nothing.
+    for methods in (attacks.methods, attacks.control_methods):
+        assert any(not RECIPES[name].is_private for name in methods)
+    assert len(attacks.epsilons) > 1
+    assert attacks.models >= 16
