@@ -23,6 +23,7 @@ READY = "ready"
 _SHORTEST_S, _LONGEST_S = 0.001, 0.05
 # How often a process that waits looks whether the run is still there.
 _LOOK_S = 2.0
+_READ_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,13 @@ class Desk:
         """Answer a question, once."""
         self._number = question.number + 1
         write_facts(self._folder / f"{question.group}.{question.number:08d}.answer", what)
+
+    def wait_until_read(self, question: Question) -> None:
+        """Give the process that asked some time to read its answer, before the folder is removed."""
+        place = self._folder / f"{question.group}.{question.number:08d}.answer"
+        deadline = time.monotonic() + _READ_S
+        while place.exists() and time.monotonic() < deadline:
+            time.sleep(_LONGEST_S)
 
     def forget(self) -> None:
         """Hear nothing more of the present group, which has ended; another may begin."""

@@ -105,7 +105,9 @@ class LaunchedTrainer:
     ) -> None:
         try:
             if kind is None and self._open is not None:
+                last = self._open
                 self._answer({"do": "stop"})
+                self._desk.wait_until_read(last)
                 if self._children is not None:
                     self._children.wait()
         finally:
