@@ -72,7 +72,8 @@ def errors(
     experts = len(owners.loads)
     scale = experts / batch_size
     return Errors(
-        bias=(experts * owners.loads - 1.0) ** 2 * owners.means,
+        # An estimate of |mu|^2 from few records may lie below 0.
+        bias=(experts * owners.loads - 1.0) ** 2 * np.maximum(owners.means, 0.0),
         sampling=scale * experts * (1.0 - rate) * owners.loads * owners.squares,
         noise=(scale * noise_multiplier * clipping_norm) ** 2 * owners.sizes.astype(np.float64),
     )

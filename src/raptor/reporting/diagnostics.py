@@ -16,6 +16,8 @@ OFF = (
     "The diagnostics were switched off (evaluation.failure_modes.enabled). They read public text alone and cost no "
     "budget: run the evaluation stage again with them on, and they stand here."
 )
+# Loads that differ by a smaller factor say nothing of a slope: chance in the signals is as large.
+UNLIKE = 2.0
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,11 @@ def _interference(found: Mapping[str, Any]) -> Picture:
 def _signal(found: Mapping[str, Any]) -> Picture:
     measured, ceiling = (_mean(found["signal"][name]) for name in ("measured", "ceiling"))
     slope = found["signal"]["slope"]
-    growth = (
-        ""
-        if slope is None
-        else f" It grows with the load to the power {slope:.2f}: 1 where texts agree on a direction, 0.5 where not."
-    )
+    known = [load for load in found["loads"] if load > 0]
+    if slope is None or max(known) < UNLIKE * min(known):
+        growth = " Loads are too alike here to see how it grows with them."
+    else:
+        growth = f" It grows with the load to the power {slope:.2f}: 1 where texts agree on a direction, 0.5 where not."
     return Picture(
         "signal",
         "An expert's signal against its noise, in one step",
