@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 BATCH = 64
 """Prompts of one pass."""
 
+LENGTHS_FILE = "generation_config.json"
+"""Where a tuned language model says how long its completions may be."""
+
 
 @dataclass(frozen=True)
 class Completer:
@@ -46,17 +49,23 @@ class Completer:
             ParameterError: the device is not on this machine.
         """
         from raptor.dp.training import resolve_device
+        from raptor.moe.classifier import HEAD_FILE
         from raptor.moe.language import load_language_model
         from raptor.pipelines.ingestion.encoding import load_tokenizer
         from raptor.text.completions import ready
 
         place = resolve_device(device)
+        if not (directory / LENGTHS_FILE).is_file():
+            raise ModelError(
+                f"{directory} has neither {HEAD_FILE} nor {LENGTHS_FILE}: it is a base model, not a tuned classifier "
+                "or language model."
+            )
         model = load_language_model(directory)
         tokenizer = ready(load_tokenizer(directory))
         longest = getattr(model.generation_config, "max_new_tokens", None)
         if isinstance(longest, bool) or not isinstance(longest, int) or longest < 1:
             raise ModelError(
-                f"{directory / 'generation_config.json'}: max_new_tokens is no number of tokens. It says how long the "
+                f"{directory / LENGTHS_FILE}: max_new_tokens is no number of tokens. It says how long the "
                 "completions of training were; take the directory anew from the project that trained it."
             )
         lengths = Lengths(max_length_of(tokenizer.model_max_length, directory), longest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from logging import ERROR
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -86,7 +87,7 @@ def load_encoder(directory: Path | str) -> PreTrainedModel:
 def _without_report() -> Iterator[None]:
     """Without the library's list of tensors that are left out, such as a decoder's; what is missing is an error."""
     level = logging.get_verbosity()
-    logging.set_verbosity_error()
+    logging.set_verbosity(ERROR)
     try:
         yield
     finally:

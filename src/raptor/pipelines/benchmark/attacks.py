@@ -121,7 +121,7 @@ def _logits(model: MoEClassifier, records: EncodedRecords, device: torch.device)
         for start in range(0, len(order), BATCH):
             rows = order[start : start + BATCH]
             batch = records.take(rows, device)
-            found[rows.numpy()] = model(batch.input_ids, batch.attention_mask).cpu().double().numpy()
+            found[rows.numpy()] = model(*batch.inputs).cpu().double().numpy()
     return found
 
 
