@@ -156,6 +156,24 @@ def test_what_a_pass_keeps_is_foreseen(
     assert 0.75 < found.kept(32, tokens) / live.peak < 1.33
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"hidden_size": 0},
+        {"num_attention_heads": 0},
+        {"num_experts": 0},
+        {"num_experts_per_tok": 65},
+        {"num_hidden_layers": 0},
+        {"vocab_size": 0},
+    ],
+)
+def test_a_config_that_makes_no_model_is_refused(tmp_path: Path, odd: dict[str, int]) -> None:
+    known = json.loads((PUBLISHED / "allenai/OLMoE-1B-7B-0924/config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**known, **odd}))
+    with pytest.raises(ModelError, match=r"makes no model|not a readable|no sparse layer"):
+        sizes(read_config(tmp_path), str(tmp_path), SMALL)
+
+
 def test_a_config_of_no_covered_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     with pytest.raises(ModelError, match="not covered"):

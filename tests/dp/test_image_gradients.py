@@ -159,6 +159,26 @@ def test_a_batch_of_text_alone_has_its_gradient_too() -> None:
         torch.testing.assert_close(value, second[name])
 
 
+@pytest.mark.parametrize("role", ["frozen", "trained", "expert"])
+def test_a_split_without_any_image_has_its_gradient_too(role: str) -> None:
+    """Its table does not say how large a tile is, and whether there is such a split is private."""
+    model = make_model()
+    batch = make_batch(model, [None, None, None])
+    assert batch.images is not None
+    places = batch.images.places.int()
+    stored = EncodedImages(
+        torch.zeros(0, 3, 1, 1, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64), places
+    )
+    images = stored.take(torch.arange(3), places.shape[1])
+    engine = engine_of(model, role)
+    found, expected = (
+        engine.clipped_sum(given, ClippingRule(1.0)).tensors
+        for given in (replace(batch, images=images), batch)
+    )
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
 def test_records_keep_their_images_through_sampling() -> None:
     model = make_model()
     batch = make_batch(model)

@@ -16,13 +16,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from raptor.accounting.journal import ReleaseJournal
 from raptor.dp.records import EncodedRecords
 from raptor.dp.streams import RandomSource
 from raptor.errors import LaunchError, ProcessLostError
 from raptor.launch import channel
 from raptor.launch.channel import READY, Asker, Desk
+from raptor.launch.config import HERE
 from raptor.launch.job import Job, Recipe, Task
-from tests.dp.crashes import make_plan, make_records, settings
+from raptor.launch.trainer import OUTPUT, open_trainer
+from raptor.launch.worker import work
+from raptor.moe.classifier import MoEClassifier
+from tests.dp.crashes import World, make_plan, make_records, settings
 
 
 def make_task(**changes: object) -> Task:
@@ -79,6 +84,31 @@ def test_what_a_killed_run_has_left_is_removed(job: Job, tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == [again.folder]
     with pytest.raises(LaunchError, match="its run has ended"):
         job.task()
+
+
+def test_a_run_in_one_process_removes_what_a_killed_one_has_left(job: Job, tmp_path: Path) -> None:
+    job.hand_over_keys("begin-1", RandomSource.seeded(3), 1)
+    (tmp_path / OUTPUT).touch()
+    world = World(tmp_path / "world")
+    recipe = Recipe.of(MoEClassifier.from_encoder, world.base, 3)
+    given = (recipe, recipe.build(), make_records(), make_plan(), settings(), RandomSource.seeded(3))
+    with ReleaseJournal.create(tmp_path / "journal", make_plan().to_json()) as journal:
+        open_trainer(HERE, tmp_path, *given, journal)
+    assert not job.folder.exists()
+    assert not (tmp_path / OUTPUT).exists()
+
+
+@pytest.mark.parametrize(
+    ("size", "changes", "words"), [(3, {}, "one of 2 processes"), (2, {"code": "0" * 64}, "other code")]
+)
+def test_processes_of_another_training_release_nothing(
+    tmp_path: Path, size: int, changes: dict[str, str], words: str
+) -> None:
+    job = Job.create(tmp_path, make_task(**changes), make_records())
+    before = sorted(job.folder.iterdir())
+    with pytest.raises(LaunchError, match=words):
+        work(job.folder, 0, size, 0)
+    assert sorted(job.folder.iterdir()) == before
 
 
 def test_models_are_made_by_this_package_alone() -> None:

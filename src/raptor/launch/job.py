@@ -13,13 +13,15 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+import raptor
 from raptor.accounting.plan import PrivacyPlan, read_plan
+from raptor.code_version import source_digest
 from raptor.dp.config import TrainingConfig
 from raptor.dp.records import EncodedImages, EncodedRecords
 from raptor.dp.streams import RandomSource
@@ -64,6 +66,11 @@ class Recipe:
         return found(*self.arguments)
 
 
+def own_code() -> str:
+    """Digest of the code that this process runs."""
+    return source_digest(Path(raptor.__file__).parent)
+
+
 @dataclass(frozen=True)
 class Task:
     """What a group of processes is to train.
@@ -73,6 +80,7 @@ class Task:
         layout: `replicated` or `sharded`.
         threads: CPU threads of each process.
         host, parent: where the run waits, and its process, so that the others end when it has.
+        code: digest of the run's code, which the ledger names as what has trained.
     """
 
     plan: PrivacyPlan
@@ -83,6 +91,7 @@ class Task:
     threads: int
     host: str
     parent: int
+    code: str = field(default_factory=own_code)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -94,6 +103,7 @@ class Task:
             "threads": self.threads,
             "host": self.host,
             "parent": self.parent,
+            "code": self.code,
         }
 
     @classmethod
@@ -107,7 +117,25 @@ class Task:
             threads=data["threads"],
             host=data["host"],
             parent=data["parent"],
+            code=data["code"],
         )
+
+    def require_own(self, size: int) -> None:
+        """Refuse to be one of so many processes of this training.
+
+        Raises:
+            LaunchError: it is of another number, or its run has other code, which is not what the ledger would name.
+        """
+        if size != self.size:
+            raise LaunchError(
+                f"This training is one of {self.size} processes, but {size} were started. Use the command that the run "
+                "has printed, or set launch.processes and launch.machines."
+            )
+        if self.code != own_code():
+            raise LaunchError(
+                "A process of the training has other code of raptor than the run, whose ledger would name what has not "
+                "trained. Install the same version on all machines (launch.python), and run the same command again."
+            )
 
 
 def _tensors(records: EncodedRecords) -> dict[str, Tensor]:
@@ -117,11 +145,11 @@ def _tensors(records: EncodedRecords) -> dict[str, Tensor]:
         LaunchError: records hold something that could not be handed over.
     """
     found: dict[str, Tensor] = {}
-    for name, value in ((field.name, getattr(records, field.name)) for field in fields(records)):
+    for name, value in ((each.name, getattr(records, each.name)) for each in fields(records)):
         if isinstance(value, Tensor):
             found[name] = value
         elif isinstance(value, EncodedImages):
-            found |= {f"{name}.{field.name}": getattr(value, field.name) for field in fields(value)}
+            found |= {f"{name}.{each.name}": getattr(value, each.name) for each in fields(value)}
         elif value is not None:
             raise LaunchError(
                 f"Records with {name} cannot be handed to other processes: use launch.backend=inline."
@@ -142,12 +170,17 @@ class Job:
         Args:
             parent: folder of private checkpoints, whose lock the caller holds: so no other job in it is in use.
         """
-        for left in parent.glob(f"{_PREFIX}*"):
-            shutil.rmtree(left)
+        cls.remove_left(parent)
         job = cls(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent)).absolute())
         write_parcel(job.folder / _RECORDS, {}, _tensors(records))
         write_facts(job.folder / _TASK, task.to_json())
         return job
+
+    @staticmethod
+    def remove_left(parent: Path) -> None:
+        """Remove what killed runs have left: private records, and keys that nobody took."""
+        for left in parent.glob(f"{_PREFIX}*"):
+            shutil.rmtree(left)
 
     def task(self) -> Task:
         """What is to be trained.

@@ -306,5 +306,8 @@ def open_trainer(
 ) -> AbstractContextManager[Trainer | LaunchedTrainer]:
     """The trainer that the parameters ask for: in this process, or in others. See `LaunchedTrainer` for arguments."""
     if launch.backend == INLINE:
+        # Of an earlier run in several processes, which was killed.
+        Job.remove_left(folder)
+        (folder / OUTPUT).unlink(missing_ok=True)
         return nullcontext(Trainer(model, records, plan, config, randomness, sink))
     return LaunchedTrainer(launch, folder, recipe, model, records, plan, config, randomness, sink)

@@ -198,15 +198,12 @@ def work(folder: Path, rank: int, size: int, local_rank: int) -> None:
     """Be one process of the training in a folder.
 
     Raises:
-        LaunchError: the command started another number of processes than the plan of the run, or the run is gone.
+        LaunchError: the command started another number of processes than the plan of the run, or another version of
+            its code, or the run is gone.
     """
     job = Job(folder)
     task = job.task()
-    if size != task.size:
-        raise LaunchError(
-            f"This training is one of {task.size} processes, but {size} were started. Use the command that the run "
-            "has printed, or set launch.processes and launch.machines."
-        )
+    task.require_own(size)
     device = resolve_device(task.config.device)
     if device.type == "cuda":
         torch.cuda.set_device(local_rank)

@@ -48,7 +48,15 @@ OFF = {
 }
 
 # What the library says of a config whose values are of a wrong type, or do not fit together.
-CONFIG_ERRORS = (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError)
+CONFIG_ERRORS = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    StrictDataclassError,
+)
 
 
 def load_encoder(directory: Path | str) -> PreTrainedModel:
@@ -158,7 +166,12 @@ def empty_encoder(config: PretrainedConfig, where: str) -> PreTrainedModel:
             encoder: PreTrainedModel = kind(deterministic(config)).eval()
     except (*CONFIG_ERRORS, RuntimeError) as error:
         raise ModelError(f"The config of {where} makes no model: {error}") from error
-    sparse_layers(encoder)
+    for layer in sparse_layers(encoder):
+        if not 1 <= layer.top_k <= layer.num_experts:
+            raise ModelError(
+                f"The config of {where} makes no model: a token cannot be sent to {layer.top_k} of {layer.num_experts} "
+                "experts."
+            )
     return encoder
 
 

@@ -113,7 +113,12 @@ class Vl2Encoder(PreTrainedModel, ImageReader):  # type: ignore[no-untyped-call]
             # The projector is called all the same: what goes around a module gives no gradient that is known.
             joined = weight.new_zeros(rows, 1, weight.shape[1])
         else:
-            pixels = images.pixels.flatten(0, 1).to(weight.dtype) / 127.5 - 1.0
+            pixels = images.pixels.flatten(0, 1)
+            size = self.image_size
+            if pixels.shape[-1] != size and not bool(images.tiles.any()):
+                # In a split without any image nothing says how large one would be.
+                pixels = pixels.new_zeros(*pixels.shape[:2], size, size)
+            pixels = pixels.to(weight.dtype) / 127.5 - 1.0
             features = self.vision(pixel_values=pixels).last_hidden_state
             # Rows first again, so that every linear layer sees one row a record.
             joined = self.projector.join(features).reshape(rows, -1, weight.shape[1])
