@@ -90,6 +90,16 @@ FAULTS = (
         ),
     ),
     Fault(
+        "what routes in float32 by its own code does so when owners are decided",
+        "pipelines/ingestion/owners.py",
+        "        with DoubleThroughout():\n",
+        "        with torch.no_grad():\n",
+        in_file(
+            "pipelines/ingestion/test_nodes.py",
+            "test_votes_move_with_their_company_by_float64_rounding_alone",
+        ),
+    ),
+    Fault(
         "a handful of users is accepted",
         "pipelines/training/planning.py",
         'if privacy.unit == "user" and population < FEWEST_USERS:',

@@ -103,7 +103,8 @@ def decode(data: bytes) -> Image:
                 width, height = image.size
                 if width * height <= MOST_PIXELS:
                     return image.convert("RGB")
-        # A damaged file makes the readers of single formats stumble over whatever it holds.
+        # Every kind of error becomes one of our own: what a damaged file makes a reader stumble over has no end
+        # (struct, zlib, arithmetic, look-ups), and an error that got through would show what the private file holds.
         except Exception:
             raise ValueError(
                 "the image cannot be decoded: it is damaged, cut off, or of another kind."
