@@ -12,7 +12,7 @@ SHOWN_CLASSES = 50
 
 _FRONT = """---
 library_name: transformers
-pipeline_tag: text-classification
+pipeline_tag: {task}
 tags:
 - differential-privacy
 - mixture-of-experts
@@ -66,12 +66,9 @@ def model_card(
     return (
         "\n\n".join(
             [
-                f"{_FRONT}\n# A private text classifier",
+                heading("text-classification", "A private text classifier"),
                 _what(certificate, config, names, max_length),
-                "\n".join(["## Guarantee", "", *(f"- {plain(line)}" for line in certificate["statement"])]),
-                bullets("Taken as public, not protected", certificate["taken_as_public"]),
-                bullets("Not covered", certificate["not_covered"]),
-                f"All figures and assumptions are in `privacy_certificate.md`. {CHECK}",
+                *guarantee(certificate),
                 _load(config, pooling),
                 "\n".join(["## Classes", "", *_classes(names)]),
             ]
@@ -84,6 +81,21 @@ CHECK = (
     "`raptor verify privacy_certificate.json` recomputes them from `privacy_ledger.jsonl` and compares the digest of "
     "these files with it; this card does not count in the digest."
 )
+
+
+def heading(task: str, title: str) -> str:
+    """What model hubs read, and the title."""
+    return f"{_FRONT.format(task=task)}\n# {title}"
+
+
+def guarantee(certificate: Mapping[str, Any]) -> list[str]:
+    """What the certificate promises, what it does not, and how to check it: the same on every card."""
+    return [
+        "\n".join(["## Guarantee", "", *(f"- {plain(line)}" for line in certificate["statement"])]),
+        bullets("Taken as public, not protected", certificate["taken_as_public"]),
+        bullets("Not covered", certificate["not_covered"]),
+        f"All figures and assumptions are in `privacy_certificate.md`. {CHECK}",
+    ]
 
 
 def _what(

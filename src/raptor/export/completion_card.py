@@ -7,16 +7,7 @@ from typing import Any
 
 from raptor.accounting.page import plain
 from raptor.accounting.words import round_up
-from raptor.export.card import CHECK, bullets
-
-_FRONT = """---
-library_name: transformers
-pipeline_tag: text-generation
-tags:
-- differential-privacy
-- mixture-of-experts
----
-"""
+from raptor.export.card import guarantee, heading
 
 _LOAD = """import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -49,12 +40,9 @@ def completion_card(
     return (
         "\n\n".join(
             [
-                f"{_FRONT}\n# A private language model",
+                heading("text-generation", "A private language model"),
                 _what(certificate, config, prompt, completion),
-                "\n".join(["## Guarantee", "", *(f"- {plain(line)}" for line in certificate["statement"])]),
-                bullets("Taken as public, not protected", certificate["taken_as_public"]),
-                bullets("Not covered", certificate["not_covered"]),
-                f"All figures and assumptions are in `privacy_certificate.md`. {CHECK}",
+                *guarantee(certificate),
                 f"## Load it\n\nWith transformers alone; no code of this directory is run.\n\n```python\n{_LOAD}\n```"
                 "\n\n"
                 "With the project it is made by: `raptor predict --model DIR --input FILE --output FILE`.",

@@ -27,6 +27,12 @@ NOT_MEASURABLE = (
 _SCALARS = ("accuracy", "macro_f1", "expected_calibration_error")
 
 
+def how_evaluated(records_are_public: bool, is_measurable: bool) -> str:
+    """How the held-out records were evaluated, and whether that can be read."""
+    how = EXACT if records_are_public else NOISED
+    return how if is_measurable else f"{how} {NOT_MEASURABLE}"
+
+
 @dataclass(frozen=True)
 class Comparison:
     """The evaluation as the report and the figures need it; read back from `evaluation_metrics`.
@@ -60,9 +66,8 @@ class Comparison:
 
     @property
     def summary(self) -> str:
-        """How the held-out records were evaluated, and whether that can be read."""
-        how = EXACT if self.records_are_public else NOISED
-        return how if self.is_measurable else f"{how} {NOT_MEASURABLE}"
+        """See `how_evaluated`."""
+        return how_evaluated(self.records_are_public, self.is_measurable)
 
 
 def compare(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raptor.errors import DataError, ParameterError
-from raptor.reporting.comparison import EXACT, NOISED, NOT_MEASURABLE
+from raptor.reporting.comparison import how_evaluated
 from raptor.reporting.methods import METHODS, RAPTOR
 from raptor.reporting.metrics import READABLE, Estimate
 
@@ -172,9 +172,8 @@ class CompletionComparison:
 
     @property
     def summary(self) -> str:
-        """How the held-out records were evaluated, and whether that can be read."""
-        how = EXACT if self.records_are_public else NOISED
-        return how if self.is_measurable else f"{how} {NOT_MEASURABLE}"
+        """See `how_evaluated`."""
+        return how_evaluated(self.records_are_public, self.is_measurable)
 
 
 def compare_completions(
