@@ -31,10 +31,10 @@ run: $(RUN_STAMP)  ## set up, then all stages; ARGS="--pipelines selection" for 
 	$(BIN)/kedro run $(ARGS)
 
 test: $(DEV_STAMP)  ## set up, then the test suite; ARGS="tests/dp" for a part of it
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not exhaustive" $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not exhaustive" $(ARGS)
 
 test-fast: $(DEV_STAMP)  ## the tests that take seconds
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not exhaustive" $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow and not exhaustive" $(ARGS)
 
 test-exhaustive: $(DEV_STAMP)  ## what is too long for every change: whole grids, many repetitions, kills
 	$(BIN)/python -m pytest -n auto --dist worksteal -m exhaustive $(ARGS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ import huggingface_hub
 import pytest
 import torch
 from click.testing import CliRunner
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import AutoModel, OlmoeConfig, PretrainedConfig, SwitchTransformersConfig
 from transformers.models.switch_transformers.modeling_switch_transformers import (
     SwitchTransformersEncoderModel,
@@ -34,6 +31,7 @@ from raptor.moe.families import sparse_layers
 from raptor.pipelines.base_model.source import PUBLISHED
 from tests.checkpoints import save_checkpoint
 from tests.families import FAMILY_NAMES
+from tests.live import Live
 
 LORA = TrainingConfig(trainable="lora", lora=LoRAConfig(rank=128, alpha=256.0))
 SMALL = TrainingConfig(trainable="lora", lora=LoRAConfig(rank=2))
@@ -75,30 +73,6 @@ def test_a_language_model_has_its_own_head_and_no_new_one() -> None:
     found = sizes(read_config(PUBLISHED / "allenai/OLMoE-1B-7B-0924"), "olmoe", SMALL, classes=0)
     assert found.total == 6_919_161_856
     assert found.roles[HEAD] == 0
-
-
-class Live(TorchDispatchMode):
-    """Bytes of all tensors that are alive, and their peak."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._known = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for value in tree_leaves(out):
-            if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata not in self._known:
-                storage = value.untyped_storage()
-                self._known.add(storage._cdata)
-                self.now += storage.nbytes()
-                self.peak = max(self.peak, self.now)
-                weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
-        return out
-
-    def _gone(self, key: int, size: int) -> None:
-        self.now -= size
-        self._known.discard(key)
 
 
 def olmoe(width: int = 64, inner: int = 32, top_k: int = 2) -> PretrainedConfig:
@@ -189,18 +163,21 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: None)
 
 
-@pytest.mark.parametrize("env", ["glue-switch", "glue-olmoe"])
+@pytest.mark.parametrize(
+    ("env", "steps", "most"),
+    [("glue-switch", 1320, 4.0), ("glue-olmoe", 1320, 4.0), ("scienceqa-vl2", 72, 8.0)],
+)
 @pytest.mark.usefixtures("no_hub")
 def test_each_environment_is_described_offline(
-    env: str, repository: Path, monkeypatch: pytest.MonkeyPatch
+    env: str, steps: int, most: float, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(repository)
     done = CliRunner().invoke(cli, ["plan", "--env", env, "--dry-run", "--json"])
     assert done.exit_code == 0, done.output
     shown = json.loads(done.output)
     streams = {stream["name"]: stream for stream in shown["privacy"]["streams"]}
-    assert streams["shared"]["steps"] + streams["expert"]["steps"] == 20 * 66
-    assert shown["privacy"]["epsilon"] <= 4.0
+    assert streams["shared"]["steps"] + streams["expert"]["steps"] == steps
+    assert shown["privacy"]["epsilon"] <= most
     assert shown["base_model"]["total"] == sum(shown["base_model"]["roles"].values())
     assert shown["memory"]["device"] > 4 * shown["base_model"]["total"]
     assert shown["seconds"]["training"] > shown["work"]["training"] / shown["speeds"]["operations"] * 0.999

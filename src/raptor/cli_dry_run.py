@@ -37,10 +37,12 @@ def described(parameters: dict[str, Any], operations: float | None, as_json: boo
     from raptor.pipelines.base_model.source import locate_config
 
     source = parameters["base_model"].source
-    training, length = parameters["training"], parameters["ingestion"].max_length
+    training, ingestion = parameters["training"], parameters["ingestion"]
+    length = ingestion.max_length
     place, origin = locate_config(parameters["base_model"])
-    classes = 2 if parameters["ingestion"].lengths is None else 0
-    found = sizes(read_config(place), source, training, classes)
+    classes = 2 if ingestion.lengths is None else 0
+    has_images = ingestion.image is not None
+    found = sizes(read_config(place), source, training, classes, has_images, ingestion.image_tiles)
     forecast = Forecast(parameters, found.experts, found.layers[-1])
     costs = forecast.costs()
     records = int(forecast.privacy.population) * most_records(forecast.privacy)
@@ -65,6 +67,9 @@ def described(parameters: dict[str, Any], operations: float | None, as_json: boo
             "seconds": {"training": seconds, "routing": routing},
         }
         return json.dumps(shown, allow_nan=False)
+    record = f"{length} tokens"
+    if found.pictures is not None:
+        record += f" and an image of {found.pictures.tokens:,} ({found.pictures.views} views)"
     return "\n".join(
         [
             "Dry run: from configurations alone. Nothing was downloaded, no weight loaded, no record read.",
@@ -73,9 +78,9 @@ def described(parameters: dict[str, Any], operations: float | None, as_json: boo
             "",
             *_privacy(parameters, costs),
             "",
-            *_memory(needed, training.physical_batch_size, length),
+            *_memory(needed, training.physical_batch_size, record),
             "",
-            *_time(done, measured, seconds, routing, length),
+            *_time(done, measured, seconds, routing, record),
         ]
     )
 
@@ -119,22 +124,22 @@ def _privacy(parameters: dict[str, Any], costs: Costs) -> list[str]:
     return stream_lines(parameters, costs)
 
 
-def _memory(needed: Memory, records: int, length: int) -> list[str]:
+def _memory(needed: Memory, records: int, record: str) -> list[str]:
     return [
         "Memory, about:",
         f"  {_gib(needed.device)} where the training is: {_gib(needed.weights)} of weights in float32, "
         f"{_gib(needed.trained)} of sums and moments of what is trained, {_gib(needed.kept)} for a pass of {records} "
-        f"records of {length} tokens (training.physical_batch_size)",
+        f"records of {record} (training.physical_batch_size)",
         f"  {_gib(needed.main)} of main memory, while owners are decided in float64 and the gate has a copy",
         f"  {_gib(needed.disk)} on disk for base model and trained model in float32",
     ]
 
 
-def _time(done: Work, measured: Speeds, seconds: float, routing: float, length: int) -> list[str]:
+def _time(done: Work, measured: Speeds, seconds: float, routing: float, record: str) -> list[str]:
     from raptor.cli_plan import duration
 
     return [
-        f"Time, if every record had {length} tokens and all work ran as fast as large products do:",
+        f"Time, if every record had {record} and all work ran as fast as large products do:",
         f"  {duration(seconds)} of training: {done.training:.2g} operations on {measured.device} at "
         f"{_billions(measured.operations)}, and noise",
         f"  {duration(routing)} of routing: {done.routing:.2g} operations on this machine's processor at "

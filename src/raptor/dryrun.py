@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PretrainedConfig
 
     from raptor.dp.config import TrainingConfig
@@ -26,6 +27,51 @@ SHARED, EXPERT, ROUTER, HEAD = "shared", "expert", "router", "head"
 
 
 @dataclass(frozen=True)
+class Pictures:
+    """What an image adds to a record at most, in a model with a vision tower.
+
+    Attributes:
+        tokens: places that it takes among the tokens of the record.
+        views: of it that the tower reads: the whole, and its tiles.
+        patches: of a view.
+        numbers: of the tower that a patch is multiplied with.
+        width, blocks, heads, inner: of the tower.
+        trained: those of `numbers` that are trained; without any, no way back goes through the tower.
+    """
+
+    tokens: int
+    views: int
+    patches: int
+    numbers: float
+    width: int
+    blocks: int
+    heads: int
+    inner: int
+    trained: float
+
+    @property
+    def forward_work(self) -> float:
+        """Operations of the tower on all views of an image."""
+        return 2.0 * self.views * self.patches * (self.numbers + 2 * self.patches * self.width * self.blocks)
+
+    @property
+    def back_work(self) -> float:
+        """Operations of the way back through the tower, of norms there, and of its part of the sum."""
+        if not self.trained:
+            return 0.0
+        attention = self.patches * self.width * self.blocks
+        return self.forward_work + 4.0 * self.views * self.patches * (attention + self.trained)
+
+    @property
+    def kept(self) -> int:
+        """Bytes of an image that the tower keeps for its way back, in float32."""
+        if not self.trained:
+            return 0
+        each = KEPT_WIDTHS * self.width + KEPT_SCORES * self.heads * self.patches + KEPT_INNER * self.inner
+        return int(FLOAT * self.views * self.patches * self.blocks * each)
+
+
+@dataclass(frozen=True)
 class Sizes:
     """The numbers of a model and of what is trained; all of them follow from public configs.
 
@@ -36,10 +82,11 @@ class Sizes:
         words: what is trained, in words.
         layers: indices of the sparse layers.
         experts, top_k: experts of a sparse layer, and how many of them a token is sent to.
-        active: numbers that one token is multiplied with, adapters among them.
+        active: numbers that one token is multiplied with, adapters among them, and no vision tower.
         active_trained: those of `active` that are trained.
         width, blocks, heads: of the transformer.
         inner: outputs of the first linear map of a token's experts together, in a sparse layer.
+        pictures: where records have images.
     """
 
     family: str
@@ -55,35 +102,52 @@ class Sizes:
     blocks: int
     heads: int
     inner: int
+    pictures: Pictures | None = None
 
     @property
     def total(self) -> int:
         return sum(self.roles.values())
 
+    def places(self, tokens: int) -> int:
+        """Tokens of a record whose text has so many, those of its image among them."""
+        return tokens if self.pictures is None else tokens + self.pictures.tokens
+
     def forward_work(self, tokens: int) -> float:
-        """Floating-point operations of one forward pass of a record of so many tokens."""
+        """Floating-point operations of one forward pass of a record whose text has so many tokens."""
         # Each token is compared with every other, and takes its mean over them, in every block.
-        return 2.0 * tokens * (self.active + 2 * tokens * self.width * self.blocks)
+        places = self.places(tokens)
+        text = 2.0 * places * (self.active + 2 * places * self.width * self.blocks)
+        return text if self.pictures is None else text + self.pictures.forward_work
 
     def step_work(self, tokens: int) -> float:
         """Operations of a record's clipped gradient: forward, back to the activations, its norm, and its part of the
         sum. The way back takes as much as the way there, and twice as much in attention."""
-        attention = 4.0 * tokens * tokens * self.width * self.blocks
-        return 2 * self.forward_work(tokens) + attention + 4.0 * tokens * self.active_trained
+        places = self.places(tokens)
+        text = 4.0 * places * (self.active + 3 * places * self.width * self.blocks + self.active_trained)
+        return text if self.pictures is None else text + self.pictures.forward_work + self.pictures.back_work
 
     def kept(self, records: int, tokens: int) -> int:
         """Bytes that a pass of so many records keeps for its way back, in float32."""
+        places = self.places(tokens)
         each = (
             KEPT_WIDTHS * self.width
-            + KEPT_SCORES * self.heads * tokens
+            + KEPT_SCORES * self.heads * places
             + len(self.layers)
             / self.blocks
             * (KEPT_INNER * self.inner + KEPT_ROUTED * self.top_k * self.width)
         )
-        return int(FLOAT * records * tokens * self.blocks * each)
+        pictured = 0 if self.pictures is None else self.pictures.kept
+        return records * (int(FLOAT * places * self.blocks * each) + pictured)
 
 
-def sizes(config: PretrainedConfig, where: str, training: TrainingConfig, classes: int = 2) -> Sizes:
+def sizes(
+    config: PretrainedConfig,
+    where: str,
+    training: TrainingConfig,
+    classes: int = 2,
+    images: bool = False,
+    image_tiles: int | None = None,
+) -> Sizes:
     """Count a model and what the parameters train of it; the last sparse layer stands for the protected one.
 
     Args:
@@ -91,10 +155,13 @@ def sizes(config: PretrainedConfig, where: str, training: TrainingConfig, classe
         where: its name, for messages.
         classes: outputs of a new head; 0 for a language model as it is. How many there will be is known when the
             records are read.
+        images: whether records have one, as large as the model takes it in at most.
+        image_tiles: most tiles of an image; None takes all candidates of the model.
 
     Raises:
         ModelError: the config is of no covered model.
-        ParameterError: a pattern of the parameters matches nothing, or the rank is too large.
+        ParameterError: images are asked for, and the model reads none, or none of so few tiles; a pattern of the
+            parameters matches nothing; the rank is too large.
     """
     import torch
     from torch import nn
@@ -123,7 +190,7 @@ def sizes(config: PretrainedConfig, where: str, training: TrainingConfig, classe
     active = {
         f"{name}.weight": float(module.weight.numel())
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and f"{name}.weight" not in routed
+        if isinstance(module, nn.Linear) and f"{name}.weight" not in routed and not in_tower(name)
     }
     active |= {name: share * model.get_parameter(name).numel() for name in routed}
     active |= {
@@ -144,6 +211,43 @@ def sizes(config: PretrainedConfig, where: str, training: TrainingConfig, classe
         blocks=int(described.num_hidden_layers),
         heads=int(described.num_attention_heads),
         inner=last.top_k * int(banks[-1].first.weight.of(0).shape[0]),
+        pictures=pictures(model, config, trainable.shared, image_tiles) if images else None,
+    )
+
+
+def in_tower(name: str) -> bool:
+    """Whether a part of a model, by its dotted name, is of a vision tower: it sees patches and no tokens."""
+    return "vision" in name.split(".")
+
+
+def pictures(
+    model: nn.Module, config: PretrainedConfig, trained: Collection[str], image_tiles: int | None
+) -> Pictures:
+    """What the largest image adds; see `sizes`."""
+    from torch import nn
+
+    from raptor.moe.vl2.tiling import ImageFormat, image_config
+
+    read = image_config(config)
+    # No token is made, so its id does not matter.
+    form = ImageFormat.of(read, 0, image_tiles)
+    tokens, grid = max((len(form.places(*grid)), grid) for grid in form.grids)
+    tower = read.vision
+    numbers = {
+        f"{name}.weight": float(module.weight.numel())
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | nn.Conv2d) and in_tower(name)
+    }
+    return Pictures(
+        tokens=tokens,
+        views=1 + grid[0] * grid[1],
+        patches=(read.image_size // int(tower["patch_size"])) ** 2,
+        numbers=sum(numbers.values()),
+        width=int(tower["width"]),
+        blocks=int(tower["layers"]),
+        heads=int(tower["heads"]),
+        inner=int(tower["width"] * tower["mlp_ratio"]),
+        trained=sum(count for name, count in numbers.items() if name in trained),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -119,4 +121,6 @@ def test_records_of_another_task_are_refused() -> None:
 
 
 def test_a_fingerprint_covers_where_completions_begin() -> None:
-    assert torch.equal(records().tensors()[-1], torch.tensor(PROMPTS))
+    moved = dataclasses.replace(records(), prompts=torch.tensor(PROMPTS) - 1)
+    assert records().fingerprint(b"key") != moved.fingerprint(b"key")
+    assert records().fingerprint(b"key") != records().fingerprint(b"another")

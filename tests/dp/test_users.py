@@ -10,7 +10,6 @@ import torch
 from raptor.accounting.types import Adjacency, Unit
 from raptor.dp.clipping import ClippingRule
 from raptor.dp.gradients.engine import JointGradients, OwnerExpertGradients
-from raptor.dp.identity import _fingerprint
 from raptor.dp.plan import EXPERT, MONOLITHIC, SHARED
 from raptor.dp.records import IGNORED, EncodedRecords
 from raptor.errors import DataError
@@ -256,4 +255,4 @@ def test_groups_that_are_no_users_are_refused(groups: list[list[int]]) -> None:
 def test_a_record_that_changes_hands_is_another_training() -> None:
     records = people(tiny_classifier())
     other = user_groups(torch.tensor(USERS).roll(1).numpy())
-    assert _fingerprint(records, b"salt") != _fingerprint(dataclasses.replace(records, groups=other), b"salt")
+    assert records.fingerprint(b"salt") != dataclasses.replace(records, groups=other).fingerprint(b"salt")

@@ -166,7 +166,7 @@ def test_limited_public_sample_of_the_installed_packages_without_torch() -> None
     assert all(len(r["text"].split()) >= MIN_WORDS and r["text"] == " ".join(r["text"].split()) for r in rows)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_whole_corpus() -> None:
     private, public = docstrings.private_docstrings(), docstrings.public_docstrings()
     texts, others = private["text"].to_pylist(), public["text"].to_pylist()

@@ -14,7 +14,7 @@ import pytest
 from tests.whole.project import Project
 from tests.whole.test_whole_run import SMALL
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 COMMAND = ("-m", "kedro", "run", "--to-nodes", "end_training", "--params", SMALL)
 

@@ -12,6 +12,8 @@ from scripts.tiny_checkpoint import save
 
 from tests.whole.project import Project
 
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
+
 ROWS = 400
 # What makes the test short; nothing of it is needed for the path to work.
 SHORT = "training.cycles=2,selection.corpus_records=60,selection.bootstrap=20,training.batch_size=4096"
@@ -29,7 +31,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return project
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "family", "architecture"),
     [
@@ -52,7 +53,6 @@ def test_a_local_checkpoint_takes_the_place_of_the_hubs(
     assert sorted(config["id2label"].values()) == ["0", "1"]
 
 
-@pytest.mark.slow
 def test_without_the_hub_there_is_one_clear_message(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,8 @@ from tests.text.test_images import picture
 from tests.vl2 import SIZE, original_weights, save_checkpoint
 from tests.whole.project import REPOSITORY, Project
 
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
+
 # Fewer and smaller steps; everything else is the environment's.
 QUICK = "training.cycles=1,training.batch_size=64,training.physical_batch_size=64,training.threads=1"
 
@@ -45,7 +47,6 @@ def science_questions(number: int) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.slow
 def test_the_environment_of_scienceqa_runs_on_a_checkpoint_of_the_original_s_layout(tmp_path: Path) -> None:
     project = Project(tmp_path / "project")
     save_checkpoint(project.root / "tiny", original_weights())
@@ -79,7 +80,6 @@ def test_the_environment_of_scienceqa_runs_on_a_checkpoint_of_the_original_s_lay
     assert len({answer["p(A)"] for answer in answers}) > 10
 
 
-@pytest.mark.exhaustive
 def test_private_training_on_digits_beats_the_largest_class_by_twenty_points(tmp_path: Path) -> None:
     project = Project(tmp_path / "project")
     script("digits_vl2").make(project.root / "data/01_raw/digits", steps=500)

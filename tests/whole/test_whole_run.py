@@ -141,12 +141,14 @@ def test_no_private_fact_is_published(project, facts) -> None:
     assert any(name.startswith("mlruns/") for name in files)
     assert any(name.startswith("build/") for name in files)
     assert any("report.html" in name for name in files)
-    losses = [f"{value:.6g}" for value in facts["losses"]]
+    assert len(facts["batch_sizes"]) >= 6 * (SHARED_STEPS + 1)
+    # Where a number begins: digits inside the coordinates of pictures are any digits.
+    losses = [re.compile(rf"(?<![\d.]){re.escape(f'{value:.6g}')}") for value in facts["losses"]]
     # Long enough to be no common phrase; documentation strings of the pipeline's own tools are among the records.
     snippets = [text[10:60] for text in facts["texts"] if len(text) >= 60]
     for name, text in files.items():
         assert not [snippet for snippet in snippets if snippet in text][:1], name
-        assert not [loss for loss in losses if loss in text][:1], name
+        assert not [loss for loss in losses if loss.search(text)][:1], name
         assert not run_of(facts["batch_sizes"], text, 3), name
         for counts in facts["owner_counts"]:
             assert not run_of(counts, text, 3), name
@@ -187,7 +189,7 @@ def test_the_report_shows_baselines_failure_modes_and_what_attacks_found(project
 def test_the_notebooks_run_on_what_the_run_left(project) -> None:
     notebooks = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
     done = project.run("-m", "tests.whole.run_notebook", *map(str, notebooks))
-    assert done.stdout.splitlines()[-3:] == [
+    assert [line for line in done.stdout.splitlines() if re.match(r"\S+\.ipynb: ", line)] == [
         "1_reading_a_result.ipynb: 1 pictures",
         "2_choosing_epsilon.ipynb: 1 pictures",
         "3_understanding_the_diagnostics.ipynb: 6 pictures",
@@ -212,6 +214,8 @@ def test_training_and_evaluation_run_alone_and_two_runs_differ(project) -> None:
     before = weights.read_bytes()
     # Ingestion ran again and drew another held-out set, so all that follows from it is made anew.
     for stage in ("training", "accounting", "evaluation"):
-        project.kedro("run", "--pipelines", stage, "--params", SMALL)
+        project.kedro(
+            "run", "--pipelines", stage, "--params", f"{SMALL},evaluation.baselines=[largest_class]"
+        )
     assert weights.read_bytes() != before
     project.raptor("verify", "data/08_reporting/privacy_certificate.json")

@@ -12,18 +12,22 @@ from typing import Any
 
 import torch
 
+from raptor.dp import training
 from raptor.dp.gradients import engine
 from raptor.dp.sampling import PoissonSampler
 
 
 def watch(facts: dict[str, list[Any]]) -> None:
     """Note realised batch sizes and mean training losses as the mechanism sees them."""
-    draw, make = PoissonSampler.draw, engine._TappedGradients.__init__
+    make = engine._TappedGradients.__init__
 
-    def noted_draw(self: PoissonSampler) -> torch.Tensor:
-        sample = draw(self)
-        facts["batch_sizes"].append(len(sample))
-        return sample
+    class NotedSampler(PoissonSampler):
+        """In training alone: the audit draws from records that are made up."""
+
+        def draw(self) -> torch.Tensor:
+            sample = super().draw()
+            facts["batch_sizes"].append(len(sample))
+            return sample
 
     def noted_make(self: Any, *arguments: Any) -> None:
         make(self, *arguments)
@@ -36,7 +40,7 @@ def watch(facts: dict[str, list[Any]]) -> None:
 
         self._loss = noted_losses
 
-    PoissonSampler.draw = noted_draw  # type: ignore[method-assign]
+    training.PoissonSampler = NotedSampler  # type: ignore[misc]
     engine._TappedGradients.__init__ = noted_make  # type: ignore[method-assign]
 
 

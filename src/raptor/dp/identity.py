@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ def run_identity(
         **dict(_flat(plan.to_json(), PLAN)),
         **dict(_flat(config.model_dump(mode="json", exclude=set(_FREE)), "training.")),
         "the base model": model_digest(base_model),
-        RECORDS: _fingerprint(records, salt),
+        RECORDS: records.fingerprint(salt),
         "raptor": raptor.__version__,
         "raptor's code": hashlib.sha256(code.encode()).hexdigest(),
         "torch": str(torch.__version__),
@@ -82,11 +81,3 @@ def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield from _flat(item, f"{name}.{index}")
     else:
         yield name, value
-
-
-def _fingerprint(records: EncodedRecords, salt: bytes) -> str:
-    total = hmac.new(salt, digestmod="sha256")
-    for values in records.tensors():
-        total.update(f"{values.dtype}\0{tuple(values.shape)}\n".encode())
-        total.update(values.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -267,8 +268,16 @@ class EncodedRecords:
             return torch.ones_like(indices)
         return (self.groups[indices] >= 0).sum(dim=1)
 
+    def fingerprint(self, key: bytes) -> str:
+        """Digest of everything, keyed: private for whoever does not have the key, so that nobody can try records."""
+        total = hmac.new(key, digestmod="sha256")
+        for values in self.tensors():
+            total.update(f"{values.dtype}\0{tuple(values.shape)}\n".encode())
+            total.update(values.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return total.hexdigest()
+
     def tensors(self) -> tuple[Tensor, ...]:
-        """Everything, for a fingerprint."""
+        """All that is held, in the order of the fields."""
         held = (self.input_ids, self.lengths, self.labels, self.owners)
         more = [self.groups, self.prompts]
         if self.images is not None:

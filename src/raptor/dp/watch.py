@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 from collections.abc import Callable
@@ -39,7 +38,7 @@ class Watch:
         self._sizes = {name: model.get_parameter(name).numel() for name in self._routers}
         self._records = records
         self._key = secrets.token_bytes(32)
-        self._before = _fingerprint(records, self._key)
+        self._before = records.fingerprint(self._key)
 
     def router_weights(self, model: nn.Module | None = None) -> int:
         """Numbers in all routers when all are as they were, in the model or one that took its place; 0 otherwise."""
@@ -52,15 +51,7 @@ class Watch:
         return sum(self._sizes.values()) if same else 0
 
     def records_unchanged(self) -> bool:
-        return hmac.compare_digest(self._before, _fingerprint(self._records, self._key))
+        return hmac.compare_digest(self._before, self._records.fingerprint(self._key))
 
     def _held(self, model: nn.Module, name: str) -> Tensor:
         return self._local(model.get_parameter(name).detach()).cpu().clone()
-
-
-def _fingerprint(records: EncodedRecords, key: bytes) -> bytes:
-    total = hmac.new(key, digestmod=hashlib.sha256)
-    for value in records.tensors():
-        total.update(str(tuple(value.shape)).encode())
-        total.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return total.digest()

@@ -11,9 +11,9 @@ import pyarrow as pa
 import torch
 
 from raptor.dp.records import EncodedImages
-from raptor.errors import DataError, ParameterError
+from raptor.errors import DataError
 from raptor.moe.images import CHANNELS, TEXT, ImageInput
-from raptor.moe.vl2.tiling import ImageFormat
+from raptor.moe.vl2.tiling import ImageFormat, image_config
 from raptor.text.images import cut, decode
 
 TILES, COUNT, PLACES = "tiles", "tile_count", "places"
@@ -29,16 +29,10 @@ def image_format(base_model: Path, tokenizer: Any, most: int | None) -> ImageFor
     """
     from transformers import AutoConfig
 
-    from raptor.moe.vl2 import Vl2Config
-
     config = AutoConfig.from_pretrained(base_model, local_files_only=True, trust_remote_code=False)
-    if not isinstance(config, Vl2Config):
-        raise ParameterError(
-            f"ingestion.image names a column of images, but the base model is a {config.model_type!r} model, which "
-            "reads text alone. Leave it out, or set base_model.source to a DeepSeek-VL2 model."
-        )
+    read = image_config(config)
     found = tokenizer.get_vocab().get(IMAGE_TOKEN)
-    return ImageFormat.of(config, int(tokenizer.pad_token_id if found is None else found), most)
+    return ImageFormat.of(read, int(tokenizer.pad_token_id if found is None else found), most)
 
 
 def with_image(

@@ -8,9 +8,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from transformers import PretrainedConfig
+
 from raptor.errors import ParameterError
 from raptor.moe.images import NEWLINE, SEPARATOR
 from raptor.moe.vl2.config import Vl2Config
+
+
+def image_config(config: PretrainedConfig) -> Vl2Config:
+    """The config of a model that reads images.
+
+    Raises:
+        ParameterError: the model reads text alone.
+    """
+    if not isinstance(config, Vl2Config):
+        raise ParameterError(
+            f"ingestion.image names a column of images, but the base model is a {config.model_type!r} model, which "
+            "reads text alone. Leave it out, or set base_model.source to a DeepSeek-VL2 model."
+        )
+    return config
 
 
 @dataclass(frozen=True)
