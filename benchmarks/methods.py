@@ -35,7 +35,7 @@ def role_parameters(subject: Subject, role: str) -> tuple[str, ...]:
     if role == SHARED:
         return shared_parameters(model)
     if role == EXPERT:
-        return expert_parameters(model, subject.layer)
+        return expert_parameters(model, [subject.layer])
     return shared_parameters(model) + expert_parameters(model)
 
 

@@ -107,7 +107,7 @@ def count(encoder: nn.Module, config: TrainingConfig, layer: int | None = None) 
         above += used if block > chosen else 0.0
     width = int(settings.hidden_size)
     total = sum(value.numel() for value in encoder.parameters())
-    trainable = make_trainable(MoEClassifier(encoder, 2), config, chosen)
+    trainable = make_trainable(MoEClassifier(encoder, 2), config, [chosen])
     trained = {"shared": trainable.count(trainable.shared), "expert": trainable.count(trainable.expert)}
     return Shape(width, layers, total, active, above, experts, experts // len(found), trained)
 

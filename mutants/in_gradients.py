@@ -168,8 +168,8 @@ OWNERS = (
     Fault(
         "experts outside of the protected layer are trained",
         "moe/roles.py",
-        "(layer is None or entry.layer == layer)",
-        "(layer is None or entry.layer is not None)",
+        "(layers is None or entry.layer in layers)",
+        "(layers is None or entry.layer is not None)",
         in_file(
             "dp/test_mechanism.py", "test_one_record_moves_one_block_by_at_most_the_clipping_norm[0-expert]"
         ),

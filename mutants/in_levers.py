@@ -16,7 +16,23 @@ TAKEN = in_file(
     "test_what_is_taken_off_is_the_noise_that_was_added_and_nothing_more_is_released[raptor]",
 )
 
+LAYERS = "dp/test_several_layers.py"
+
 FAULTS = (
+    Fault(
+        "owners of all layers are those of the first",
+        "pipelines/training/records.py",
+        "for layer in layers\n        ]",
+        "for layer in layers[:1] * len(layers)\n        ]",
+        in_file(LAYERS, "test_owners_come_in_the_order_of_the_layers"),
+    ),
+    Fault(
+        "what a record feeds in the second layer escapes its owner",
+        "dp/gradients/engine.py",
+        "return batch.owners[:, None] if batch.owners.ndim == 1 else batch.owners",
+        "return batch.owners[:, None] if batch.owners.ndim == 1 else batch.owners[:, :1].expand_as(batch.owners)",
+        in_file(LAYERS, "test_a_record_moves_its_owners_of_all_layers_by_one_norm[0]"),
+    ),
     Fault(
         "factors of experts are in the sum and not in the norm",
         "dp/gradients/taps/experts.py",

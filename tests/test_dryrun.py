@@ -61,7 +61,7 @@ def test_counts_are_those_of_the_loaded_model(family: str, tmp_path: Path) -> No
     found = sizes(read_config(tmp_path), family, SMALL, classes=3)
     model = MoEClassifier.from_encoder(tmp_path, 3)
     assert found.total == sum(parameter.numel() for parameter in model.parameters())
-    trainable = make_trainable(model, SMALL, sparse_layers(model)[-1].index)
+    trainable = make_trainable(model, SMALL, [sparse_layers(model)[-1].index])
     assert found.trained == {
         SHARED: trainable.count(trainable.shared),
         EXPERT: trainable.count(trainable.expert),
@@ -121,7 +121,7 @@ def test_what_a_pass_keeps_is_foreseen(
     model = MoEClassifier(kind(deterministic(config)), 2).eval()
     torch.nn.init.normal_(model.head.weight)
     layer = sparse_layers(model)[-1].index
-    engine = engine_specs(make_trainable(model, training, layer), layer, training)[0].build(model)
+    engine = engine_specs(make_trainable(model, training, [layer]), [layer], training)[0].build(model)
     ids = torch.randint(1, 100, (32, tokens), generator=torch.Generator().manual_seed(0))
     zeros = torch.zeros(32, dtype=torch.int64)
     batch = Batch(ids, torch.ones_like(ids), zeros, zeros)

@@ -100,7 +100,7 @@ def test_what_a_pass_keeps_is_foreseen(training: TrainingConfig) -> None:
     found = sizes(Vl2Config(**CONFIG), "x", training, classes=3, images=True)
     assert found.pictures is not None
     assert found.places(11) == batch.input_ids.shape[1]
-    engine = engine_specs(make_trainable(model, training, 2), 2, training)[0].build(model)
+    engine = engine_specs(make_trainable(model, training, [2]), [2], training)[0].build(model)
     with Live(model) as live:
         engine.clipped_sum(batch, ClippingRule(1.0))
     assert 0.67 < found.kept(8, 11) / live.peak < 1.5

@@ -42,8 +42,9 @@ def described(parameters: dict[str, Any], operations: float | None, as_json: boo
     place, origin = locate_config(parameters["base_model"])
     classes = 2 if ingestion.lengths is None else 0
     has_images = ingestion.image is not None
-    found = sizes(read_config(place), source, training, classes, has_images, ingestion.image_tiles)
-    forecast = Forecast(parameters, found.experts, found.layers[-1])
+    most = parameters["selection"].protected_layers
+    found = sizes(read_config(place), source, training, classes, has_images, ingestion.image_tiles, most)
+    forecast = Forecast(parameters, found.experts, found.layers[-most:])
     costs = forecast.costs()
     records = int(forecast.privacy.population) * most_records(forecast.privacy)
     needed = memory(found, training, length)

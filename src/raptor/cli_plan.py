@@ -66,8 +66,9 @@ def plan(
     from raptor.progress import on_stderr
 
     base_model = _base_model(parameters, project)
-    layer = sparse_layers(load_encoder(base_model))[-1]
-    forecast = Forecast(parameters, layer.num_experts, layer.index)
+    sparse = sparse_layers(load_encoder(base_model))[-parameters["selection"].protected_layers :]
+    layers = [layer.index for layer in sparse]
+    forecast = Forecast(parameters, sparse[-1].num_experts, layers)
     training = parameters["training"]
     with on_stderr():
         costs = forecast.costs()
@@ -78,7 +79,7 @@ def plan(
                 base_model,
                 training,
                 parameters["ingestion"].max_length,
-                layer.index,
+                layers,
                 int(forecast.privacy.population) * most_records(forecast.privacy),
                 parameters["ingestion"].lengths is not None,
             )

@@ -147,8 +147,9 @@ def sizes(
     classes: int = 2,
     images: bool = False,
     image_tiles: int | None = None,
+    protected_layers: int = 1,
 ) -> Sizes:
-    """Count a model and what the parameters train of it; the last sparse layer stands for the protected one.
+    """Count a model and what the parameters train of it; the last sparse layers stand for the protected ones.
 
     Args:
         config: of the base model.
@@ -157,6 +158,7 @@ def sizes(
             records are read.
         images: whether records have one, as large as the model takes it in at most.
         image_tiles: most tiles of an image; None takes all candidates of the model.
+        protected_layers: how many layers have their experts trained.
 
     Raises:
         ModelError: the config is of no covered model.
@@ -183,7 +185,7 @@ def sizes(
         roles[HEAD if classes and name.startswith("head.") else kinds[name].value] += parameter.numel()
     layers = sparse_layers(model)
     last = layers[-1]
-    trainable = make_trainable(model, training, last.index)
+    trainable = make_trainable(model, training, [layer.index for layer in layers[-protected_layers:]])
     share = last.top_k / last.num_experts
     banks = [layer.bank() for layer in sparse_layers(model)]
     routed = {name for bank in banks for name in bank.parameters}

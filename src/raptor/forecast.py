@@ -6,7 +6,7 @@ No record is read. Time is measured on made-up records of full length.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class Alternative:
 class Forecast:
     """Plans of one set of parameters, and of others near it."""
 
-    def __init__(self, parameters: Mapping[str, Any], experts: int, layer: int) -> None:
+    def __init__(self, parameters: Mapping[str, Any], experts: int, layers: Sequence[int]) -> None:
         """Raises ParameterError when the number of training units is not declared."""
         self.privacy: PrivacyConfig = parameters["privacy"]
         # Noise multipliers, time and memory do not depend on what is measured on public records.
@@ -84,7 +84,7 @@ class Forecast:
         self._evaluation = parameters["evaluation"]
         self._source = parameters["ingestion"].source
         self._continues = parameters["ingestion"].lengths is not None
-        self._layer_plan = {"layers": [layer], "experts": experts}
+        self._layer_plan = {"layers": list(layers), "experts": experts}
         if self.privacy.population == "auto":
             raise ParameterError(
                 "privacy.population is auto: the rows of the training split would be counted, and no record is read "
@@ -190,7 +190,7 @@ def measure(
     base_model: Path,
     training: TrainingConfig,
     max_length: int,
-    layer: int,
+    layers: Sequence[int],
     records: int,
     continues: bool = False,
 ) -> Speed:
@@ -220,7 +220,7 @@ def measure(
 
     device = resolve_device(training.device)
     model: Any = load_untrained(base_model, 0 if continues else 2)
-    trainable = make_trainable(model, training, layer)
+    trainable = make_trainable(model, training, layers)
     model = model.to(device).eval()
     table = token_table(model)
     if table is None:
@@ -228,11 +228,12 @@ def measure(
     size = training.physical_batch_size
     ids = torch.randint(0, table.num_embeddings, (size, max_length), device=device)
     zeros = torch.zeros(size, dtype=torch.int64, device=device)
-    batch = Batch(ids, torch.ones_like(ids), ids if continues else zeros, zeros)
+    owners = zeros[:, None].expand(size, len(layers))
+    batch = Batch(ids, torch.ones_like(ids), ids if continues else zeros, owners)
     noise = RandomSource.secure().stream("forecast/noise")
     weighted = released = 0.0
     steps = training.steps(training.shared) + training.steps(training.expert)
-    for spec in engine_specs(trainable, layer, training):
+    for spec in engine_specs(trainable, layers, training):
         engine = spec.build(model)
         share = training.steps(getattr(training, spec.name)) / steps
         engine.clipped_sum(batch.part(0, 2), ClippingRule(1.0))

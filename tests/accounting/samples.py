@@ -49,7 +49,7 @@ def make_plan(*, evaluation: int = 2, **changes: Any) -> dict[str, Any]:
         "delta": DELTA,
         "population": 2000,
         "population_source": "declared: rows of the training split",
-        "layer": 1,
+        "layers": [1],
         "generator": SECURE,
         "taken_as_public": ["number of training records", "names of the classes"],
         "streams": streams,

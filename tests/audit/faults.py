@@ -110,7 +110,7 @@ def small_plan(noise: float = 2.0, rate: float = 0.5, steps: int = 5) -> Privacy
         epsilon_split_sum=6.0,
         population=128,
         population_source="declared",
-        layer=1,
+        layers=(1,),
         generator="secure:aes-256-ctr/os-entropy",
         taken_as_public=("The number of records.",),
         streams=streams,

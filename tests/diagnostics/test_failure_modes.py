@@ -47,7 +47,7 @@ def plan_of(training: TrainingConfig) -> PrivacyPlan:
 def perturbed(config: TrainingConfig) -> tuple[MoEClassifier, TrainableSet]:
     """A model with its trainable parameters in place, none of which is at a point without a gradient."""
     model = tiny_classifier(dtype=torch.float32)
-    trained = make_trainable(model, config, LAYER)
+    trained = make_trainable(model, config, [LAYER])
     with torch.no_grad():
         for name in trained.expert:
             # A new adapter's second factor is zero, and then so is the gradient of the first.
@@ -97,7 +97,7 @@ def test_a_recording_rule_clips_as_the_rule_does_and_counts_what_it_cuts() -> No
 
 def test_blocks_hold_what_their_experts_got() -> None:
     model, given = tiny_classifier(), records()
-    names = expert_parameters(model, LAYER)
+    names = expert_parameters(model, [LAYER])
     total = gradient_pass(OwnerExpertGradients(model, LAYER, parameters=names), given, 0.5).total
     squares, sizes = expert_blocks(model, LAYER, total)
     for expert in range(EXPERTS):

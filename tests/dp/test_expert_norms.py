@@ -42,7 +42,7 @@ def config_of(trainable: str, owners: str = "one") -> TrainingConfig:
 def prepared(config: TrainingConfig):
     """Model, trainable set and batch; nothing that is trained is zero."""
     model = tiny_classifier()
-    trainable = make_trainable(model, config, LAYER)
+    trainable = make_trainable(model, config, [LAYER])
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name in trainable.of("protected"):
@@ -79,7 +79,7 @@ def test_a_record_is_clipped_in_the_scaled_norm(trainable_kind: str, owners: str
     config = config_of(trainable_kind, owners)
     model, trainable, batch = prepared(config)
     (spec,) = [
-        spec for spec in engine_specs(trainable, LAYER, config, expert_norms=NORMS) if spec.name == EXPERT
+        spec for spec in engine_specs(trainable, [LAYER], config, expert_norms=NORMS) if spec.name == EXPERT
     ]
     engine = spec.build(model)
     truth = oracle.record_gradients(
@@ -110,7 +110,7 @@ def test_a_record_is_clipped_in_the_scaled_norm(trainable_kind: str, owners: str
 def test_a_record_moves_its_owners_sum_by_the_owners_norm_and_the_release_by_c(trainable_kind: str) -> None:
     config = config_of(trainable_kind)
     model, trainable, batch = prepared(config)
-    engine = engine_specs(trainable, LAYER, config, expert_norms=NORMS)[1].build(model)
+    engine = engine_specs(trainable, [LAYER], config, expert_norms=NORMS)[1].build(model)
     rule = ClippingRule(1e-5)
     whole = engine.clipped_sum(batch, rule)
     seen = set()
@@ -134,7 +134,7 @@ def test_a_record_moves_its_owners_sum_by_the_owners_norm_and_the_release_by_c(t
 def test_with_active_owners_the_scaled_norm_is_spent_once() -> None:
     config = config_of("full", "active")
     model, trainable, batch = prepared(config)
-    engine = engine_specs(trainable, LAYER, config, expert_norms=NORMS)[1].build(model)
+    engine = engine_specs(trainable, [LAYER], config, expert_norms=NORMS)[1].build(model)
     single = engine.clipped_sum(batch.part(0, 1), ClippingRule(1e-5))
     scaled = lengths(model, single.tensors)
     assert sum(part > 0 for part in scaled) > 1
@@ -144,7 +144,7 @@ def test_with_active_owners_the_scaled_norm_is_spent_once() -> None:
 def test_the_gate_passes_scales_that_are_stated_and_refuses_others() -> None:
     config = config_of("lora")
     model, trainable, _ = prepared(config)
-    specs = engine_specs(trainable, LAYER, config, expert_norms=NORMS)
+    specs = engine_specs(trainable, [LAYER], config, expert_norms=NORMS)
     assert check_isolation(model, specs, classes=3).groups == ("shared", "expert")
 
     def unstated(model):
@@ -156,7 +156,7 @@ def test_the_gate_passes_scales_that_are_stated_and_refuses_others() -> None:
         check_isolation(model, [replace(specs[1], build=unstated)], classes=3)
     for norms, words in ((NORMS[:3], "3 numbers for 4 experts"), ((0.0, 1.0, 1.0, 1.0), "above 0")):
         with pytest.raises((ModelError, ZeroDivisionError), match=f"{words}|division"):
-            engine_specs(trainable, LAYER, config, expert_norms=norms)[1].build(model)
+            engine_specs(trainable, [LAYER], config, expert_norms=norms)[1].build(model)
 
 
 @pytest.mark.parametrize("method", ["raptor", "together"])
@@ -212,10 +212,11 @@ def test_scales_of_roles_and_of_experts_multiply() -> None:
     }
     config = config.model_copy(update=streams)
     model, trainable, batch = prepared(config)
-    specs = engine_specs(trainable, LAYER, config, "together", NORMS)
+    specs = engine_specs(trainable, [LAYER], config, "together", NORMS)
     engine = RoleGradients({spec.name: spec.build(model) for spec in specs}, config)
     plain = RoleGradients(
-        {spec.name: spec.build(model) for spec in engine_specs(trainable, LAYER, config, "together")}, config
+        {spec.name: spec.build(model) for spec in engine_specs(trainable, [LAYER], config, "together")},
+        config,
     )
     rule = ClippingRule(1e9)
     found, expected = (each.clipped_sum(batch, rule) for each in (engine, plain))

@@ -124,7 +124,7 @@ def test_training_checks_the_engines_that_its_schedule_uses(trainable, shared, e
         shared=StreamConfig(steps_per_cycle=shared),
         expert=StreamConfig(steps_per_cycle=expert),
     )
-    passed = require_isolated(tiny_classifier(dtype=torch.float32), 1, config)
+    passed = require_isolated(tiny_classifier(dtype=torch.float32), [1], config)
     assert passed.groups == ("shared",) * shared + ("expert",) * expert
 
 

@@ -48,7 +48,7 @@ def make_plan(rate: float = 1.0, sigma: float = 0.7, steps: int = 2, batch: floa
         epsilon_split_sum=1.0,
         population=RECORDS,
         population_source="declared",
-        layer=LAYER,
+        layers=(LAYER,),
         generator="seeded",
         taken_as_public=(),
         streams=(stream(SHARED, batch), stream(EXPERT, batch / 4, 4), stream(MONOLITHIC, batch)),
@@ -102,7 +102,7 @@ def test_one_record_moves_one_block_by_at_most_the_clipping_norm(stream, left_ou
     limit = NORM / plan.stream(stream).denominator
     expected = {
         SHARED: set(shared_parameters(model)),
-        EXPERT: set(expert_parameters(model, LAYER)),
+        EXPERT: set(expert_parameters(model, [LAYER])),
         MONOLITHIC: set(shared_parameters(model)) | set(expert_parameters(model)),
     }[stream]
     assert set(moved) == expected
@@ -203,7 +203,7 @@ def test_an_unsampled_step_is_a_normal_step() -> None:
     assert [(release.stream, release.step) for release in sink] == [
         (SHARED, 0), (EXPERT, 0), (SHARED, 1), (EXPERT, 1),
     ]  # fmt: skip
-    trained = {*shared_parameters(model), *expert_parameters(model, LAYER)}
+    trained = {*shared_parameters(model), *expert_parameters(model, [LAYER])}
     for name, value in model.named_parameters():
         assert torch.equal(value, before[name]) == (name not in trained), name
 

@@ -71,10 +71,10 @@ def test_method_moves_its_own_scope_and_pays_for_each_step(method: Method) -> No
 
 def test_gate_passes_every_private_method() -> None:
     for method in ("matched", "shared_only", "experts_only"):
-        found = require_isolated(tiny_classifier(), LAYER, CONFIG, method)
+        found = require_isolated(tiny_classifier(), [LAYER], CONFIG, method)
         assert found.groups == ("monolithic",)
     active = CONFIG.model_copy(update={"owners": "active"})
-    assert require_isolated(tiny_classifier(), LAYER, active).groups == ("shared", "expert")
+    assert require_isolated(tiny_classifier(), [LAYER], active).groups == ("shared", "expert")
 
 
 @pytest.mark.parametrize("owners", ["one", "active"])
@@ -84,8 +84,8 @@ def test_roles_on_one_sample_have_a_clip_each_and_one_sensitivity(owners: str) -
     config = TrainingConfig.model_validate(
         {**CONFIG.model_dump(exclude_unset=True), **streams, "owners": owners}
     )
-    trainable = make_trainable(model, config, LAYER)
-    specs = engine_specs(trainable, LAYER, config, "together")
+    trainable = make_trainable(model, config, [LAYER])
+    specs = engine_specs(trainable, [LAYER], config, "together")
     engine = RoleGradients({spec.name: spec.build(model) for spec in specs}, config)
     assert set(engine.parameters) == set(trainable.of("protected"))
     assert plan_of("together", config).stream("monolithic").clipping_norm == pytest.approx(5e-3)
@@ -119,8 +119,8 @@ def test_roles_with_noise_of_their_own_keep_one_sensitivity(
 ) -> None:
     config = weighted(*weights, owners)
     model = tiny_classifier(dtype=torch.float64)
-    trainable = make_trainable(model, config, LAYER)
-    specs = engine_specs(trainable, LAYER, config, "together")
+    trainable = make_trainable(model, config, [LAYER])
+    specs = engine_specs(trainable, [LAYER], config, "together")
     engine = RoleGradients({spec.name: spec.build(model) for spec in specs}, config)
     rule = ClippingRule(plan_of("together", config).stream("monolithic").clipping_norm)
     ids, mask, labels = tiny_batch(3, tokens=12, padded=False)
@@ -152,8 +152,8 @@ def test_noise_of_roles_is_by_default_the_same_on_all_coordinates() -> None:
     by_hand = weighted(1 / 3e-3, 1 / 4e-3)
     found = []
     for config in (common, by_hand):
-        trainable = make_trainable(model, config, LAYER)
-        specs = engine_specs(trainable, LAYER, config, "together")
+        trainable = make_trainable(model, config, [LAYER])
+        specs = engine_specs(trainable, [LAYER], config, "together")
         engine = RoleGradients({spec.name: spec.build(model) for spec in specs}, config)
         ids, mask, labels = tiny_batch(3)
         batch = Batch(ids, mask, labels, torch.tensor([0, 1, 2]))
@@ -204,8 +204,8 @@ def test_with_active_owners_a_record_moves_several_experts_within_one_clip() -> 
     touched = {}
     for owners in ("one", "active"):
         config = CONFIG.model_copy(update={"owners": owners})
-        trainable = make_trainable(model, config, LAYER)
-        engine = engine_specs(trainable, LAYER, config)[1].build(model)
+        trainable = make_trainable(model, config, [LAYER])
+        engine = engine_specs(trainable, [LAYER], config)[1].build(model)
         ids, mask, labels = tiny_batch(1, tokens=12, padded=False)
         total = engine.clipped_sum(Batch(ids, mask, labels, torch.tensor([0])), ClippingRule(1e-3))
         norms[owners] = torch.cat([value.flatten() for value in total.tensors.values()]).norm()

@@ -24,8 +24,8 @@ def test_clipped_sums_of_the_head_are_those_of_opacus(norm: float) -> None:
     config = TrainingConfig.model_validate(
         {"device": "cpu", "trainable": "lora", "lora": {"rank": 2}, "frozen": ["*SelfAttention*"]}
     )
-    trainable = make_trainable(model, config, LAYER)
-    (spec,) = engine_specs(trainable, LAYER, config, "shared_only")
+    trainable = make_trainable(model, config, [LAYER])
+    (spec,) = engine_specs(trainable, [LAYER], config, "shared_only")
     engine = spec.build(model)
     assert engine.parameters == ("head.weight", "head.bias")
     ids, mask, labels = tiny_batch(records=9)

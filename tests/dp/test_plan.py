@@ -30,7 +30,7 @@ def plan(**changes):
         "unit": Unit.RECORD,
         "population": 40_000,
         "population_source": "declared",
-        "layer": 1,
+        "layers": [1],
         "generator": "secure:test",
         "taken_as_public": ["n"],
     }

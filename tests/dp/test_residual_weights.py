@@ -46,7 +46,7 @@ def prepared(owners: str = "one") -> tuple[MoEClassifier, TrainableSet, Training
     """A model that was trained a little: its head and its adapters are not zero any more."""
     config = TrainingConfig.model_validate({**CONFIG, "owners": owners})
     model = tiny_classifier()
-    trainable = make_trainable(model, config, LAYER)
+    trainable = make_trainable(model, config, [LAYER])
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name in trainable.of("protected"):
@@ -62,7 +62,7 @@ def batch_of(model: MoEClassifier, records: int = 4) -> Batch:
 
 
 def expert_engine(model: MoEClassifier, trainable: TrainableSet, config: TrainingConfig):
-    spec = next(spec for spec in engine_specs(trainable, LAYER, config) if spec.name == EXPERT)
+    spec = next(spec for spec in engine_specs(trainable, [LAYER], config) if spec.name == EXPERT)
     return spec, spec.build(model)
 
 
@@ -125,7 +125,7 @@ def test_one_record_moves_the_sum_by_at_most_the_norm() -> None:
 
 def test_the_gate_passes_weights_of_single_records_and_refuses_weights_of_a_batch() -> None:
     model, trainable, config = prepared()
-    specs = engine_specs(trainable, LAYER, config)
+    specs = engine_specs(trainable, [LAYER], config)
     assert check_isolation(model, specs, classes=CLASSES).groups == ("shared", "expert")
 
     def relative(model, batch):

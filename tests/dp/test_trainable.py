@@ -38,18 +38,18 @@ EXPERTS = 4
 
 def test_frozen_patterns_hold_for_adapters_too() -> None:
     config = TrainingConfig(trainable="lora", lora={"rank": RANK}, frozen=("*.block.0.*", "*.shared.weight"))
-    found = make_trainable(tiny_classifier(), config, LAYER)
+    found = make_trainable(tiny_classifier(), config, [LAYER])
     assert all(name.startswith("head.") or ".block.1." in name for name in found.shared)
     assert any(name.endswith("lora_a.weight") for name in found.shared)
     with pytest.raises(ParameterError, match="leaves no shared parameter"):
         make_trainable(
-            tiny_classifier(), TrainingConfig(trainable="lora", lora={"rank": RANK}, frozen=("*",)), LAYER
+            tiny_classifier(), TrainingConfig(trainable="lora", lora={"rank": RANK}, frozen=("*",)), [LAYER]
         )
 
 
 def test_full_trains_what_it_did() -> None:
     model = tiny_classifier()
-    found = make_trainable(model, TrainingConfig(), LAYER)
+    found = make_trainable(model, TrainingConfig(), [LAYER])
     roles = parameter_roles(model)
     assert set(found.shared) == {name for name, entry in roles.items() if entry.role is Role.SHARED}
     assert all(roles[name].layer == LAYER for name in found.expert)
@@ -134,7 +134,7 @@ def test_the_training_stage_writes_a_model_with_the_logits_of_its_adapters(stage
     plan = read_plan(stage.plan)
     base = MoEClassifier.from_encoder(stage.base, stage.classes).eval()
     model = copy.deepcopy(base)
-    records = encoded_records(stage.train, stage.owners, LAYER)
+    records = encoded_records(stage.train, stage.owners, [LAYER])
     trainer = Trainer(model, records, plan, stage.training, random_source(stage.training), [])
     trainer.train()
     torch.testing.assert_close(logits(released), logits(model), rtol=1e-5, atol=1e-5)
@@ -162,7 +162,7 @@ def test_baselines_train_the_same_parameters(stage, method) -> None:
     only = dataclasses.replace(plan.stream("shared"), name="monolithic", steps=6)
     plan = dataclasses.replace(plan, streams=(only,))
     model = MoEClassifier.from_encoder(stage.base, stage.classes)
-    records = encoded_records(stage.train, stage.owners, LAYER)
+    records = encoded_records(stage.train, stage.owners, [LAYER])
     trainer = Trainer(model, records, plan, stage.training, random_source(stage.training), [])
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     trainer.train(method)
@@ -186,17 +186,17 @@ def test_the_plan_names_the_trainable_set_and_holds_training_to_it(stage) -> Non
 def test_of_a_language_model_table_and_head_are_named_and_frozen(tied: bool) -> None:
     model = family_language_model("olmoe", tie_word_embeddings=tied)
     table, head = "model.embed_tokens.weight", "lm_head.weight"
-    whole = make_trainable(model, TrainingConfig(), 1).shared
+    whole = make_trainable(model, TrainingConfig(), [1]).shared
     assert table in whole
     assert (head in whole) is not tied
-    without_table = make_trainable(model, TrainingConfig(frozen=(EMBEDDINGS,)), 1).shared
+    without_table = make_trainable(model, TrainingConfig(frozen=(EMBEDDINGS,)), [1]).shared
     assert set(whole) - set(without_table) == {table}
-    adapted = make_trainable(model, TrainingConfig(trainable="lora", frozen=(EMBEDDINGS,)), 1)
+    adapted = make_trainable(model, TrainingConfig(trainable="lora", frozen=(EMBEDDINGS,)), [1])
     assert adapted.shared
     assert not {table, head} & {*adapted.shared, *adapted.expert}
 
 
 def test_the_table_of_an_encoder_goes_by_the_same_word() -> None:
-    by_word = make_trainable(tiny_classifier(), TrainingConfig(frozen=(EMBEDDINGS,)), 1)
-    by_name = make_trainable(tiny_classifier(), TrainingConfig(frozen=("*.shared.weight",)), 1)
+    by_word = make_trainable(tiny_classifier(), TrainingConfig(frozen=(EMBEDDINGS,)), [1])
+    by_name = make_trainable(tiny_classifier(), TrainingConfig(frozen=("*.shared.weight",)), [1])
     assert by_word == by_name

@@ -124,7 +124,7 @@ def test_gate_finds_its_gradients_exact(chosen: dict[str, object]) -> None:
     sparse = upcycle(dense(), experts=EXPERTS, layers=[1, 2], noise=0.1, top_k=2)
     random_routers(sparse)
     config = TrainingConfig.model_validate({"device": "cpu", **chosen})
-    require_isolated(MoEClassifier(sparse, 3), 2, config)
+    require_isolated(MoEClassifier(sparse, 3), [2], config)
 
 
 def test_a_record_moves_its_owner_alone() -> None:

@@ -123,7 +123,7 @@ def test_the_gate_lets_a_loaded_checkpoint_pass(family: str, trainable: str, tmp
     layer = sparse_layers(model)[-1].index
     chosen = {"lora": {"rank": 2}} if trainable == "lora" else {}
     found = require_isolated(
-        model, layer, TrainingConfig.model_validate({"device": "cpu", "trainable": trainable, **chosen})
+        model, [layer], TrainingConfig.model_validate({"device": "cpu", "trainable": trainable, **chosen})
     )
     assert found.groups == ("shared", "expert")
 

@@ -68,7 +68,7 @@ def test_new_adapters_change_no_output(family: str) -> None:
 def test_the_number_of_trainable_numbers_is_that_of_the_formula(family: str) -> None:
     model = family_classifier(family)
     config = TrainingConfig(trainable="lora", lora=LoRAConfig(rank=RANK, alpha=ALPHA))
-    found = make_trainable(model, config, LAYER)
+    found = make_trainable(model, config, [LAYER])
     attention = 3 * sum(RANK * (inner + out) for inner, out in ATTENTION[family])
     experts = EXPERTS * sum(RANK * (inner + out) for inner, out in MAPS[family])
     head = 16 * 3 + 3

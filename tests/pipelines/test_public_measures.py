@@ -57,7 +57,7 @@ def texts() -> list[str]:
 
 @pytest.fixture(scope="module")
 def measured(base_model: Path, texts: list[str]) -> Measured:
-    return measure(base_model, texts, 0, 3, TrainingConfig.model_validate(AUTO), "weight", 12)
+    return measure(base_model, texts, [0], 3, TrainingConfig.model_validate(AUTO), "weight", 12)
 
 
 def planned(base_model: Path, training: TrainingConfig, measured: Measured | None):
@@ -78,19 +78,19 @@ def test_measures_are_a_function_of_public_things_alone(
     assert 0 < measured.expert < math.inf
     assert len(measured.experts) == len(measured.steps) == 4
     lower = measure(
-        base_model, texts, 0, 3, training.model_copy(update={"clipping_quantile": 0.1}), "weight", 12
+        base_model, texts, [0], 3, training.model_copy(update={"clipping_quantile": 0.1}), "weight", 12
     )
     assert lower.shared < measured.shared
     assert lower.expert < measured.expert
     # An expert with too few public records has the norm of all.
-    few = measure(base_model, texts[:30], 0, 3, training, "weight", 12)
+    few = measure(base_model, texts[:30], [0], 3, training, "weight", 12)
     assert few.expert in few.experts
 
 
 def test_nothing_is_measured_where_nothing_is_asked(base_model: Path) -> None:
     plain = TrainingConfig.model_validate({"device": "cpu"})
     assert measure_public(base_model, None, LAYER_PLAN, CONSTANTS, plain, "weight", 12) == {}
-    assert measure(base_model, (), 0, 3, plain, "weight", 12) is NOTHING
+    assert measure(base_model, (), [0], 3, plain, "weight", 12) is NOTHING
 
 
 def test_the_plan_states_what_was_measured(base_model: Path, measured: Measured) -> None:
@@ -145,7 +145,7 @@ def test_what_was_not_measured_is_refused(base_model: Path) -> None:
             12,
         )
     with pytest.raises(DataError, match="public corpus is empty"):
-        measure(base_model, (), 0, 3, TrainingConfig.model_validate(AUTO), "weight", 12)
+        measure(base_model, (), [0], 3, TrainingConfig.model_validate(AUTO), "weight", 12)
     for wrong in ("automatic", 0, -1.0, float("inf")):
         with pytest.raises(ValueError, match="clipping_norm"):
             TrainingConfig.model_validate({"shared": {"clipping_norm": wrong}})

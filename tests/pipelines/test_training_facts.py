@@ -35,9 +35,9 @@ def trained(folder: Path, training=TRAINING, meddle=lambda model, held: None) ->
     config = EvaluationConfig()
     plan = raptor_plan(LAYER_PLAN, CONSTANTS, PRIVACY, training, config, evaluation_scope(config, "embedded"))
     owners = datasets.Dataset.from_dict({"layer_1": [number % 4 for number in range(60)]})
-    held = encoded_records(records(60, 0), owners, 1)
+    held = encoded_records(records(60, 0), owners, [1])
     model = MoEClassifier.from_encoder(base, len(LABELS))
-    isolation = require_isolated(model, plan.layer, training)
+    isolation = require_isolated(model, plan.layers, training)
     watch = RunWatch(model, held)
     with ReleaseJournal.create(folder / "journal.jsonl", plan.to_json()) as journal:
         trainer = Trainer(model, held, plan, training, random_source(training), journal)

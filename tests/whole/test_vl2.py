@@ -59,7 +59,7 @@ def test_the_environment_of_scienceqa_runs_on_a_checkpoint_of_the_original_s_lay
     project.kedro("run", "--env", "scienceqa-vl2", "--params", f"base_model.source=tiny,{QUICK}")
     plan = project.json("05_model_input/privacy_plan.json")
     # The last sparse layer of three blocks.
-    assert plan["layer"] == 2
+    assert plan["layers"] == [2]
     assert project.json("08_reporting/privacy_certificate.json")["epsilon"] <= 8.0
     assert project.raptor("verify", "data/08_reporting/privacy_certificate.json").returncode == 0
     pq.write_table(made.records(rows[:20], "test"), project.root / "new.parquet")

@@ -81,7 +81,7 @@ def build_certificate(
         "taken_as_public": list(plan.taken_as_public),
         "population": plan.population,
         "population_source": plan.population_source,
-        "layer": plan.layer,
+        "layers": list(plan.layers),
         "trainable": plan.trainable,
         "generator": {"name": plan.generator, "mode": plan.mode.value},
         "streams": [

@@ -166,7 +166,7 @@ def _origin(certificate: Mapping[str, Any]) -> str:
     rows = [
         ("ledger", f"`{ledger['digest']}` ({ledger['lines']} lines)"),
         ("model", f"`{model['digest']}`" if model["digest"] else "none"),
-        ("protected layer", str(certificate["layer"])),
+        ("protected layers", ", ".join(map(str, certificate["layers"]))),
         ("trained", plain(certificate["trainable"])),
         ("noise generator", plain(certificate["generator"]["name"])),
     ]

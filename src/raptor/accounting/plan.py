@@ -107,7 +107,8 @@ class PrivacyPlan:
         epsilon_split_sum: the same releases as the paper counts them, each stream alone and added.
         population: public number of units; the sampling rate is batch size / population.
         population_source: where that number is from.
-        layer: the protected sparse layer.
+        layers: the protected sparse layers. A record has one owner in each, and the expert stream's clipping norm
+            bounds what it moves in all of them together.
         generator: name of the noise generator.
         taken_as_public: facts about the private data that the guarantee does not cover.
         streams: the planned streams.
@@ -125,7 +126,7 @@ class PrivacyPlan:
     epsilon_split_sum: float
     population: int
     population_source: str
-    layer: int
+    layers: tuple[int, ...]
     generator: str
     taken_as_public: tuple[str, ...]
     streams: tuple[StreamPlan, ...]
@@ -162,6 +163,7 @@ class PrivacyPlan:
             **asdict(self),
             "unit": self.unit.value,
             "adjacency": self.adjacency.value,
+            "layers": list(self.layers),
             "taken_as_public": list(self.taken_as_public),
             "streams": [stream.to_json() for stream in self.streams],
             "accounting": self.accounting.value,
@@ -239,7 +241,7 @@ def _plan(found: Mapping[str, Any]) -> PrivacyPlan:
         epsilon_split_sum=checks.real(found["epsilon_split_sum"], "epsilon_split_sum", where),
         population=checks.count(found["population"], "population", where, minimum=1),
         population_source=checks.word(found["population_source"], "population_source", where),
-        layer=checks.count(found["layer"], "layer", where),
+        layers=_layers(found["layers"], where),
         generator=generator,
         taken_as_public=tuple(checks.word(fact, "a fact taken as public", where) for fact in facts),
         streams=streams,
@@ -248,6 +250,13 @@ def _plan(found: Mapping[str, Any]) -> PrivacyPlan:
         rho=None if rho is None else checks.share(rho, "rho", where),
         search=Search.from_json(found["search"], where) if "search" in found else NO_SEARCH,
     )
+
+
+def _layers(value: object, where: str) -> tuple[int, ...]:
+    layers = tuple(checks.count(layer, "layers", where) for layer in _sequence(value, "layers"))
+    if not layers or len(set(layers)) < len(layers):
+        raise ParameterError(f"layers of {where} must name the protected layers, each once")
+    return layers
 
 
 def _stream(data: object) -> StreamPlan:

@@ -117,7 +117,8 @@ def diagnose(
     plan: PrivacyPlan,
     seed: int = 0,
 ) -> FailureModes:
-    """Measure a model whose trainable parameters are in place; it is moved to the CPU.
+    """Measure a model whose trainable parameters are in place; it is moved to the CPU. Of several protected layers the
+    first one is measured, as if it were the only one; `trainable` is what is trained then.
 
     Residual weights and norms of single experts are left aside: all experts are clipped to the common norm.
 
@@ -128,7 +129,7 @@ def diagnose(
         seed: of the draws, which touch public or made-up values only.
     """
     model = model.cpu().eval()
-    layer, stream = plan.layer, plan.stream(EXPERT)
+    layer, stream = plan.layers[0], plan.stream(EXPERT)
     norm, batch_size = stream.clipping_norm, training.batch(training.expert)
     clip = plan.stream(SHARED).clipping_norm if plan.find(SHARED) else norm
     shared = gradient_pass(JointGradients(model, trainable.shared), records, clip)
@@ -136,7 +137,7 @@ def diagnose(
     expert = owned
     if training.owners == "active":
         expert = gradient_pass(JointGradients(model, trainable.expert), records, norm)
-    (spec,) = engine_specs(trainable, layer, training, "matched")
+    (spec,) = engine_specs(trainable, [layer], training, "matched")
     joint = gradient_pass(spec.build(model), records, clip)
     norms = {SHARED: shared.norms, EXPERT: expert.norms}
     sums = _owner_sums(model, layer, records, owned, norm, loads)

@@ -293,6 +293,11 @@ class TrainingConfig(_Config):
         return self
 
     @property
+    def tells_experts_apart(self) -> bool:
+        """Whether experts of the protected layer have clipping norms or step sizes of their own."""
+        return self.expert_norms != "common" or self.expert_steps != "same"
+
+    @property
     def trainable_set(self) -> str:
         """What is trained, in words for the privacy plan."""
         experts = "" if self.owners == "one" else "; a record feeds all its active experts"

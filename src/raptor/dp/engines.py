@@ -22,7 +22,7 @@ from raptor.errors import ModelError
 
 def engine_specs(
     trainable: TrainableSet,
-    layer: int,
+    layers: Sequence[int],
     config: TrainingConfig,
     method: Method = "raptor",
     expert_norms: Sequence[float] = (),
@@ -38,7 +38,7 @@ def engine_specs(
     single = ONE_STREAM.get(method)
     if single is not None and single.by_role:
         # Checked one by one: what they do is put together afterwards (`RoleGradients`).
-        return [_shared_spec(trainable), _expert_spec(trainable, layer, config, expert_norms)]
+        return [_shared_spec(trainable), _expert_spec(trainable, layers, config, expert_norms)]
     if single is not None:
         names = trainable.of(single.scope)
         return (
@@ -48,7 +48,7 @@ def engine_specs(
     if config.shared.steps_per_cycle:
         specs.append(_shared_spec(trainable))
     if config.expert.steps_per_cycle:
-        specs.append(_expert_spec(trainable, layer, config, expert_norms))
+        specs.append(_expert_spec(trainable, layers, config, expert_norms))
     return specs
 
 
@@ -57,9 +57,11 @@ def _shared_spec(trainable: TrainableSet) -> EngineSpec:
 
 
 def _expert_spec(
-    trainable: TrainableSet, layer: int, config: TrainingConfig, norms: Sequence[float]
+    trainable: TrainableSet, layers: Sequence[int], config: TrainingConfig, norms: Sequence[float]
 ) -> EngineSpec:
     """The expert stream: a record feeds its owner alone, or all its active experts under one clip.
+
+    Of several protected layers it has one owner each, and what it feeds in all of them is clipped as one vector.
 
     With residual weights a record's gradient is weighted by what the model without the experts' updates leaves, before
     it is clipped. Where expert e has the norm r_e C, its gradients are divided by r_e before the clip, and its noisy
@@ -80,9 +82,9 @@ def _expert_spec(
     return EngineSpec(
         EXPERT,
         lambda model: OwnerExpertGradients(
-            model, layer, parameters=trainable.expert, weights=weights, factors=factors
+            model, layers, parameters=trainable.expert, weights=weights, factors=factors
         ),
-        (layer,),
+        tuple(layers),
         weights,
     )
 

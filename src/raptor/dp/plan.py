@@ -50,7 +50,7 @@ def make_plan(
     unit: Unit,
     population: int,
     population_source: str,
-    layer: int,
+    layers: Sequence[int],
     generator: str,
     taken_as_public: Sequence[str],
     allow_large_delta: bool = False,
@@ -65,7 +65,7 @@ def make_plan(
         reserved: streams whose noise is given, such as the evaluation's; they are charged first.
         epsilon, delta, adjacency, unit: the guarantee.
         population: public number of units.
-        population_source, layer, generator, taken_as_public, trainable: see `PrivacyPlan`.
+        population_source, layers, generator, taken_as_public, trainable: see `PrivacyPlan`.
         allow_large_delta: accept delta >= 1/population.
         rho: share of epsilon for the shared stream, which asks for the paper's split; None for one ledger.
         search: the search that the run belongs to.
@@ -128,7 +128,7 @@ def make_plan(
         epsilon_split_sum=split_sum(spent, delta, adjacency).epsilon,
         population=population,
         population_source=population_source,
-        layer=layer,
+        layers=tuple(layers),
         generator=generator,
         taken_as_public=tuple(taken_as_public),
         streams=streams,

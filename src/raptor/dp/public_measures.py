@@ -83,14 +83,18 @@ def surrogate_labels(model: MoEClassifier, records: EncodedRecords) -> Tensor:
 
 
 def public_norms(
-    model: MoEClassifier, records: EncodedRecords, layer: int, config: TrainingConfig, quantile: float
+    model: MoEClassifier,
+    records: EncodedRecords,
+    layers: Sequence[int],
+    config: TrainingConfig,
+    quantile: float,
 ) -> PublicNorms:
     """Quantiles of gradient norms, half-way through a training on public records; the model is used up.
 
     Args:
         model: with a new head, as the private training begins with.
-        records: public, with their owners in the layer; their labels are not used.
-        layer: the protected layer.
+        records: public, with their owners in the layers; their labels are not used.
+        layers: the protected layers.
         config: of the private training, whose steps and step sizes are used.
         quantile: in (0, 1).
 
@@ -98,8 +102,12 @@ def public_norms(
         DataError: no public record has a gradient in a role.
     """
     records = replace(records, labels=surrogate_labels(model, records))
-    owners, experts = records.owners, sparse_layer(model, layer).num_experts
-    trainable = make_trainable(model, config, layer)
+    # Experts are told apart in one layer only.
+    owners, experts = (
+        records.owners.reshape(len(records), -1)[:, 0],
+        sparse_layer(model, layers[0]).num_experts,
+    )
+    trainable = make_trainable(model, config, layers)
     names = trainable.of("protected")
     total = config.steps(config.shared) + config.steps(config.expert)
     size = min(config.batch_size, len(records))
@@ -117,7 +125,7 @@ def public_norms(
     )
     for _ in range(max(total // 2, 1)):
         stream.step()
-    found = {spec.name: spec.build(model) for spec in engine_specs(trainable, layer, config, "together")}
+    found = {spec.name: spec.build(model) for spec in engine_specs(trainable, layers, config, "together")}
     norms = {name: record_norms(engine, records) for name, engine in found.items()}
     expert = _quantile(norms[EXPERT], quantile, EXPERT)
     return PublicNorms(

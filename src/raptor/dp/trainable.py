@@ -29,7 +29,7 @@ class TrainableSet:
     Attributes:
         words: `TrainingConfig.trainable_set`.
         shared: those of the shared stream.
-        expert: those of the expert stream, all in the protected layer.
+        expert: those of the expert stream, all in the protected layers.
         joint: those of the baselines, which know no roles: with adapters the very same parameters, otherwise
             the shared ones and the experts of all layers.
         sizes: numbers in each parameter named above.
@@ -90,13 +90,13 @@ def _common(names: Sequence[str]) -> str:
     return ".".join(parts)
 
 
-def make_trainable(model: nn.Module, config: TrainingConfig, layer: int) -> TrainableSet:
+def make_trainable(model: nn.Module, config: TrainingConfig, layers: Sequence[int]) -> TrainableSet:
     """Put adapters on the model where the parameters ask for them, in place, and say what is trained.
 
     Args:
         model: a sparse classifier.
         config: `trainable`, `lora` and `frozen` count.
-        layer: the protected sparse layer.
+        layers: the protected sparse layers.
 
     Raises:
         ParameterError: a pattern matches nothing, nothing is left in the shared role, or the rank is too large.
@@ -104,11 +104,11 @@ def make_trainable(model: nn.Module, config: TrainingConfig, layer: int) -> Trai
     """
     kept = _not_frozen(shared_parameters(model), _patterns(model, config.frozen))
     if config.trainable == "full":
-        experts = expert_parameters(model, layer)
+        experts = expert_parameters(model, layers)
         return _trainable_set(model, config, kept, experts, expert_parameters(model))
     lora = config.lora
     adapters = set(
-        add_lora(model, rank=lora.rank, alpha=lora.alpha, targets=lora.targets, expert_layers=[layer])
+        add_lora(model, rank=lora.rank, alpha=lora.alpha, targets=lora.targets, expert_layers=list(layers))
     )
     # An adapter is frozen with the weight that it is on; what is neither adapter nor head is never trained.
     shared = tuple(
@@ -118,7 +118,7 @@ def make_trainable(model: nn.Module, config: TrainingConfig, layer: int) -> Trai
     )
     if not shared:
         raise ParameterError(NOTHING_LEFT)
-    experts = tuple(name for name in expert_parameters(model, layer) if name in adapters)
+    experts = tuple(name for name in expert_parameters(model, layers) if name in adapters)
     return _trainable_set(model, config, shared, experts, experts)
 
 

@@ -82,7 +82,7 @@ class Trainer:
         `team` is that of this process, where several train together.
         """
         self._device = resolve_device(config.device)
-        self.trainable: TrainableSet = make_trainable(model, config, plan.layer)
+        self.trainable: TrainableSet = make_trainable(model, config, plan.layers)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         keep_freed_memory()
@@ -209,7 +209,7 @@ class Trainer:
             engines = {
                 spec.name: spec.build(self._model)
                 for spec in engine_specs(
-                    self.trainable, self._plan.layer, config, method, self._plan.expert_norms
+                    self.trainable, self._plan.layers, config, method, self._plan.expert_norms
                 )
             }
         if single is not None:
@@ -231,7 +231,8 @@ class Trainer:
         deviations: Mapping[str, Deviation] | None = None,
         by_block: Sequence[float] = (),
     ) -> ReleaseOptimizer:
-        stacks = sparse_layer(self._model, self._plan.layer).bank().stacks if by_block else ()
+        # Experts are told apart in a single layer only.
+        stacks = sparse_layer(self._model, self._plan.layers[0]).bank().stacks if by_block else ()
         factors = by_expert([stack for stack in stacks if set(stack.names) <= set(names)], by_block)
         return ReleaseOptimizer(
             self._model, names, self._config, steps, self.trainable.all_experts, deviations, factors

@@ -75,7 +75,7 @@ class LaunchedTrainer:
                 f"training.optimizer is {config.optimizer}, which does not work on shards: with launch.layout=sharded "
                 "take adam, or set launch.layout=replicated."
             )
-        self.trainable: TrainableSet = make_trainable(model, config, plan.layer)
+        self.trainable: TrainableSet = make_trainable(model, config, plan.layers)
         self.left_out = 0
         self.keystreams: tuple[str, ...] = ()
         self._launch = launch

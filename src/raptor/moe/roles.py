@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -55,10 +56,10 @@ def shared_parameters(model: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, entry in parameter_roles(model).items() if entry.role is Role.SHARED)
 
 
-def expert_parameters(model: nn.Module, layer: int | None = None) -> tuple[str, ...]:
-    """Names of the routed experts' parameters, of one layer or of all."""
+def expert_parameters(model: nn.Module, layers: Collection[int] | None = None) -> tuple[str, ...]:
+    """Names of the routed experts' parameters, of some layers or of all."""
     return tuple(
         name
         for name, entry in parameter_roles(model).items()
-        if entry.role is Role.EXPERT and (layer is None or entry.layer == layer)
+        if entry.role is Role.EXPERT and (layers is None or entry.layer in layers)
     )

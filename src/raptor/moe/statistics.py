@@ -303,6 +303,17 @@ def choose_layers(profile: RoutingStatistics, candidates: Sequence[int] | None =
     )
 
 
+def ranked_layers(profile: RoutingStatistics, candidates: Sequence[int]) -> tuple[int, ...]:
+    """The candidates in the order in which `choose_layers` would choose them if the ones before were not there."""
+    rows = {row.layer: row for row in profile.layers}
+    left = {layer: rows[layer].load.entropy_deficit for layer in candidates}
+    order = []
+    while left:
+        order.append(_lowest(left))
+        del left[order[-1]]
+    return tuple(order)
+
+
 def _lowest(deficits: Mapping[int, float]) -> int:
     bound = min(deficits.values()) + _ROUNDING
     return min(layer for layer, deficit in deficits.items() if deficit <= bound)

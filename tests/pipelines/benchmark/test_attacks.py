@@ -99,7 +99,7 @@ def test_a_model_is_trained_on_its_own_half_and_asked_about_all(
     part, population = seen[0]
     assert found["members"] == members.astype(int).tolist()
     assert torch.equal(part.train.input_ids, data.train.input_ids[torch.from_numpy(members)])
-    assert torch.equal(part.owned(0).owners, data.owned(0).owners[torch.from_numpy(members)])
+    assert torch.equal(part.owned([0]).owners, data.owned([0]).owners[torch.from_numpy(members)])
     # Rates, noise and delta rest on half of the records, whatever the coins chose.
     assert (population, len(part.train)) == (RECORDS // 2, members.sum())
     assert {event[0] for event in found["events"]} == {TRAINING.batch_size / (RECORDS // 2)}

@@ -97,7 +97,7 @@ def test_what_the_plan_has_not_reserved_is_refused(world: World) -> None:
 
 def test_one_record_moves_a_figure_by_its_sensitivity_at_most(world: World) -> None:
     plan = plan_for(world)
-    records = encoded_records(world.train, owners(60), 1)
+    records = encoded_records(world.train, owners(60), [1])
     model = MoEClassifier.from_pretrained(world.raptor_model)
     # A head so large that losses pass the bound, and gradients the clipping norm.
     with torch.no_grad():

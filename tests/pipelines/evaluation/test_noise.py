@@ -33,7 +33,7 @@ def plan(steps: int = 4, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> Privacy
         epsilon_split_sum=1.0,
         population=100,
         population_source="declared",
-        layer=1,
+        layers=(1,),
         generator=SEEDED,
         taken_as_public=(),
         streams=(StreamPlan("evaluation", 1.0, SIGMA, steps, 1.0, 1.0),),

@@ -92,7 +92,7 @@ def test_a_record_is_its_first_token_its_image_and_its_text(base_model, splits, 
 
 
 def test_training_gets_the_same_pixels_and_places(base_model, splits) -> None:
-    records = encoded_records(splits[0], None, None)
+    records = encoded_records(splits[0], None, ())
     batch = records.take(torch.arange(30), torch.device("cpu"))
     assert batch.images is not None
     rows = splits[0].to_dict()
@@ -108,7 +108,7 @@ def test_training_gets_the_same_pixels_and_places(base_model, splits) -> None:
 def test_owners_are_decided_with_the_image(base_model, splits, config) -> None:
     table = assign_record_owners(splits[0], base_model, {"layers": [1, 2]}, config)
     encoder = load_encoder(base_model).double()
-    records = encoded_records(splits[0], None, None)
+    records = encoded_records(splits[0], None, ())
     is_image_needed = False
     for number in range(30):
         batch = records.take(torch.tensor([number]), torch.device("cpu"))
@@ -171,13 +171,13 @@ def test_tiles_that_do_not_fit_their_number_are_refused(splits) -> None:
     from raptor.errors import DataError
 
     with pytest.raises(DataError, match="do not belong together"):
-        encoded_records(datasets.Dataset(pa.table(broken, schema=splits[0].data.table.schema)), None, None)
+        encoded_records(datasets.Dataset(pa.table(broken, schema=splits[0].data.table.schema)), None, ())
 
 
 def test_encoded_images_must_be_as_many_as_records(splits) -> None:
     from raptor.errors import DataError
 
-    records = encoded_records(splits[0], None, None)
+    records = encoded_records(splits[0], None, ())
     with pytest.raises(DataError, match="different numbers of rows"):
         EncodedRecords(
             records.input_ids[:-1],

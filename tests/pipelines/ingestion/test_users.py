@@ -156,7 +156,7 @@ def sums(base_model: Path, made: Any, plan: PrivacyPlan) -> dict[str, dict[str, 
     with torch.random.fork_rng():
         torch.manual_seed(0)
         torch.nn.init.normal_(model.head.weight)
-    records = encoded_records(datasets.Dataset(train), datasets.Dataset(owners), LAYER)
+    records = encoded_records(datasets.Dataset(train), datasets.Dataset(owners), [LAYER])
     trainer = Trainer(model, records, plan, TRAINING, RandomSource.seeded(4), [])
     found = {}
     for stream in trainer._schedule("raptor"):

@@ -124,6 +124,18 @@ def test_the_plan_names_the_layer_and_the_runner_up(profile: dict) -> None:
     assert (plan["experts"], plan["owner_vote"], plan["rule"]) == (4, "weight", "argmax entropy")
 
 
+def test_several_layers_are_those_of_the_largest_entropy(profile: dict) -> None:
+    by_entropy = [row["layer"] for row in sorted(profile["layers"], key=lambda row: -row["entropy"])]
+    for number in (1, 2, 3):
+        plan = select_layers(profile, SelectionConfig(protected_layers=number))
+        assert plan["layers"] == by_entropy[:number]
+    assert headline(select_layers(profile, SelectionConfig(protected_layers=2))).startswith(
+        f"Layers {by_entropy[0]}, {by_entropy[1]} are protected"
+    )
+    with pytest.raises(ParameterError, match="protected_layers is 4, but there are only 3"):
+        select_layers(profile, SelectionConfig(protected_layers=4))
+
+
 def test_named_layers_restrict_the_choice(profile: dict) -> None:
     worst = min(profile["layers"], key=lambda row: row["entropy"])["layer"]
     plan = select_layers(profile, SelectionConfig(layers=[worst]))

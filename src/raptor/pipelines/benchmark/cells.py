@@ -105,7 +105,7 @@ class Bed:
             "releases": len(releases),
             "noise_shared": noises.get("shared", noises.get("monolithic", 0.0)) if spent else 0.0,
             "noise_expert": noises.get("expert", 0.0) if spent else 0.0,
-            "layer": plan.layer,
+            "layer": plan.layers[0],
             "trained": trainer.trainable.count(_names(trainer, recipe)),
             "train_records": len(data.train),
             "test_records": len(data.test),
@@ -125,17 +125,17 @@ class Bed:
         """
         recipe = RECIPES[cell.method]
         training = self.training_of(cell.method, recipe, cell.seed)
-        layer = recipe.protected(int(self.layer_plan["layers"][0]), self.sparse)
-        measured = self._measured(cell.method, training, layer, data.classes)
+        layers = recipe.protected(int(self.layer_plan["layers"][0]), self.sparse)
+        measured = self._measured(cell.method, training, layers, data.classes)
         training = measured.settle(training)
         records = population or len(data.train)
-        plan = self._plan(cell, recipe, training, layer, records, float(records**-1.1), measured)
+        plan = self._plan(cell, recipe, training, layers, records, float(records**-1.1), measured)
         model = MoEClassifier.from_encoder(self.base_model, data.classes)
         if recipe.is_private and (cell.method, data.classes) not in self.isolated:
-            require_isolated(model, layer, training, recipe.method, plan.expert_norms)
+            require_isolated(model, layers, training, recipe.method, plan.expert_norms)
             self.isolated.add((cell.method, data.classes))
         releases: list[Release] = []
-        trainer = Trainer(model, data.owned(layer), plan, training, random_source(training), _Sink(releases))
+        trainer = Trainer(model, data.owned(layers), plan, training, random_source(training), _Sink(releases))
         trainer.train(recipe.method)
         return Trained(model, trainer, plan, training, releases)
 
@@ -156,7 +156,7 @@ class Bed:
         cell: Cell,
         recipe: Recipe,
         training: TrainingConfig,
-        layer: int,
+        layers: tuple[int, ...],
         records: int,
         delta: float,
         measured: Measured,
@@ -165,16 +165,18 @@ class Bed:
         if key not in self.plans:
             privacy = recipe.privacy(cell.epsilon or NO_BUDGET, delta, self.config.rho)
             self.plans[key] = _make_plan(
-                recipe, privacy, training, {**self.layer_plan, "layers": [layer]}, records, measured
+                recipe, privacy, training, {**self.layer_plan, "layers": list(layers)}, records, measured
             )
         return self.plans[key]
 
-    def _measured(self, method: str, training: TrainingConfig, layer: int, classes: int) -> Measured:
-        key = (method, layer, classes)
+    def _measured(
+        self, method: str, training: TrainingConfig, layers: tuple[int, ...], classes: int
+    ) -> Measured:
+        key = (method, layers, classes)
         if key not in self.measures:
             corpus = self.corpus
             self.measures[key] = measure(
-                self.base_model, corpus.texts, layer, classes, training, corpus.vote, corpus.max_length
+                self.base_model, corpus.texts, layers, classes, training, corpus.vote, corpus.max_length
             )
         return self.measures[key]
 

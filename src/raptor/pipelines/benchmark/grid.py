@@ -157,4 +157,4 @@ def _file_digest(place: Path) -> str:
 
 def layers_of(methods: Sequence[str], chosen: int, sparse: Sequence[int]) -> list[int]:
     """Layers that some method protects."""
-    return sorted({RECIPES[method].protected(chosen, sparse) for method in methods})
+    return sorted({layer for method in methods for layer in RECIPES[method].protected(chosen, sparse)})

@@ -92,11 +92,11 @@ def diagnose_benchmark(
         _load(places, bed, owner_vote, max_length).items(), "Diagnostics", is_public=True
     ):
         trained = bed.train(Cell(name, RAPTOR, largest, 0), data)
-        layer = trained.plan.layer
+        layers = trained.plan.layers
         figures = diagnose(
-            trained.model, data.owned(layer), trained.trainer.trainable, trained.training, trained.plan
+            trained.model, data.owned(layers), trained.trainer.trainable, trained.training, trained.plan
         )
-        found.append({"dataset": name, "epsilon": largest, "layer": layer, **figures})
+        found.append({"dataset": name, "epsilon": largest, "layer": layers[0], **figures})
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from raptor.dp.config import PrivacyConfig, TrainingConfig
 from raptor.dp.methods import ONE_STREAM, Method
 
-LayerRule = Literal["chosen", "first", "last"]
+LayerRule = Literal["chosen", "first", "last", "all"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Recipe:
         title: for tables and figures.
         method: what it trains, in how many streams.
         trainable: full or lora where the method says so itself; None takes the bed's.
-        layer: how the protected layer is chosen.
+        layer: which sparse layers are protected.
         is_split: whether the budget is split between the streams as in the paper, instead of one ledger.
         of: the recipe that this one is with one lever moved; it takes that one's step sizes where it has none.
         changes: what the lever is, as parameters of training that differ from the bed's.
@@ -89,9 +89,11 @@ class Recipe:
         split = {"accounting": "split", "rho": rho} if self.is_split else {}
         return PrivacyConfig.model_validate({"epsilon": epsilon, "delta": delta, **split})
 
-    def protected(self, chosen: int, sparse: Sequence[int]) -> int:
-        """The protected layer among the sparse ones."""
-        return {"chosen": chosen, "first": min(sparse), "last": max(sparse)}[self.layer]
+    def protected(self, chosen: int, sparse: Sequence[int]) -> tuple[int, ...]:
+        """The protected layers among the sparse ones."""
+        return {"chosen": (chosen,), "first": (min(sparse),), "last": (max(sparse),), "all": tuple(sparse)}[
+            self.layer
+        ]
 
 
 RAPTOR = "raptor"
@@ -123,6 +125,10 @@ LEVERS: Mapping[str, Recipe] = {
     **_levers(RAPTOR, "raptor", "RAPTOR", _ROLES),
     **_levers(
         RAPTOR, "raptor", "RAPTOR", {"batch": ("batches of 512 for experts", {"expert": {"batch_size": 512}})}
+    ),
+    "raptor_layers": Recipe("RAPTOR, all sparse layers protected", "raptor", layer="all", of=RAPTOR),
+    "raptor_together_layers": Recipe(
+        "roles on one sample, all sparse layers protected", "together", layer="all", of="raptor_together"
     ),
     **_levers("raptor_together", "together", "roles on one sample", _ROLES),
     **_levers(

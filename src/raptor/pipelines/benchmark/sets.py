@@ -42,10 +42,10 @@ class BenchmarkSet:
     test: EncodedRecords
     owners: dict[int, torch.Tensor]
 
-    def owned(self, layer: int) -> EncodedRecords:
-        """The training records with their owners in one layer."""
-        train = self.train
-        return EncodedRecords(train.input_ids, train.lengths, train.labels, self.owners[layer])
+    def owned(self, layers: Sequence[int]) -> EncodedRecords:
+        """The training records with their owners in some layers."""
+        columns = [self.owners[layer] for layer in layers]
+        return replace(self.train, owners=columns[0] if len(columns) == 1 else torch.stack(columns, dim=1))
 
     def part(self, rows: torch.Tensor) -> BenchmarkSet:
         """The same with some of the training records only; owners are those of each record alone."""
@@ -122,8 +122,8 @@ def load_set(
     return BenchmarkSet(
         place.stem,
         len(records.label_names),
-        encoded_records(_Table(train), None, None),
-        encoded_records(_Table(test), None, None),
+        encoded_records(_Table(train), None, ()),
+        encoded_records(_Table(test), None, ()),
         {layer: torch.tensor(owners[f"layer_{layer}"].to_numpy()) for layer in layers},
     )
 

@@ -56,7 +56,7 @@ def baseline_tables(
             own_plan = plan
             if name == MONOLITHIC:
                 own_plan = monolithic_plan(layer_plan, public_constants, privacy, training)
-                require_isolated(model, own_plan.layer, training, METHODS[name])
+                require_isolated(model, own_plan.layers, training, METHODS[name])
             own_steps = scaled(training, getattr(evaluation.step_sizes, name))
             trainer = Trainer(model, train, own_plan, own_steps, random_source(training), sink=[])
             steps = training.steps(training.shared) + training.steps(training.expert)

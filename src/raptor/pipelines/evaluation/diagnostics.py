@@ -112,8 +112,8 @@ def _clipped(
     device: torch.device,
 ) -> Tally:
     """Records whose gradient would be cut at the trained weights, by stream."""
-    trainable = make_trainable(model, training, plan.layer)
-    specs = engine_specs(trainable, plan.layer, training, expert_norms=plan.expert_norms)
+    trainable = make_trainable(model, training, plan.layers)
+    specs = engine_specs(trainable, plan.layers, training, expert_norms=plan.expert_norms)
     counts = []
     for spec in specs:
         engine = spec.build(model)

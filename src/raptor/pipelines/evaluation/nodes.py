@@ -49,7 +49,7 @@ def train_baselines(
         scope,
         base_model,
         len(label_names),
-        encoded_records(private_train, None, None),
+        encoded_records(private_train, None, ()),
         held_out_records(private_heldout, plan.unit),
         plan,
         layer_plan,
@@ -167,7 +167,7 @@ def release_diagnostics(
     plan = read_plan(privacy_plan)
     require_planned(plan, training)
     require_certified(plan, privacy_ledger, raptor_model)
-    records = encoded_records(private_train, owner_partition, plan.layer)
+    records = encoded_records(private_train, owner_partition, plan.layers)
     records.require_unit(plan.unit)
     tallies = exact_tallies(load_tuned(raptor_model), records, plan, training)
     content = release_once(

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 DRAWN = "drawn from the trained model's own answers"
 FRESH = "The trained adapters are folded into the model, so new ones on it were measured."
 COMMON = "Norms of single experts and residual weights were left aside."
+FIRST = "Of several protected layers the first is shown, as if its experts alone were trained."
 # The texts and the draws are public, and the same ones make two runs comparable.
 SEED = 0
 
@@ -60,22 +61,21 @@ def diagnose_publicly(
     """
     if not config.enabled:
         return {"enabled": False}
-    result: dict[str, Any] = {"enabled": True, "model": model_digest(raptor_model), "layer": plan.layer}
+    result: dict[str, Any] = {"enabled": True, "model": model_digest(raptor_model), "layer": plan.layers[0]}
     if plan.find(EXPERT) is None:
         return {**result, "left_out": "The plan has no expert stream, so there are no roles to compare."}
+    layer = plan.layers[0]
     vote: Vote = routing_profile["owner_vote"]
     model = load_tuned(raptor_model)
     if not isinstance(model, MoEClassifier):
         return {**result, "left_out": "These diagnostics are of classifiers, and this model continues texts."}
     with working("Diagnosing the trained model on public text"):
         texts = public_corpus["text"][: config.records]
-        records = public_records(
-            texts, base_model, model, plan.layer, vote, int(routing_profile["max_length"])
-        )
-        drift = _drift(base_model, model, records, plan.layer, vote)
-        trainable = make_trainable(model, training, plan.layer)
+        records = public_records(texts, base_model, model, layer, vote, int(routing_profile["max_length"]))
+        drift = _drift(base_model, model, records, layer, vote)
+        trainable = make_trainable(model, training, [layer])
         found = diagnose(
-            model, records, public_loads(routing_profile, plan.layer), trainable, training, plan, SEED
+            model, records, public_loads(routing_profile, layer), trainable, training, plan, SEED
         )
     stream = plan.stream(EXPERT)
     logger.info(
@@ -88,7 +88,7 @@ def diagnose_publicly(
         **result,
         "vote": vote,
         "labels": DRAWN,
-        "caveats": caveats(training),
+        "caveats": caveats(training, len(plan.layers)),
         "batch_size": training.batch(training.expert),
         "optimizer": training.optimizer,
         "noise_of_a_number": stream.noise_multiplier * stream.clipping_norm / stream.denominator,
@@ -99,10 +99,10 @@ def diagnose_publicly(
     }
 
 
-def caveats(training: TrainingConfig) -> list[str]:
+def caveats(training: TrainingConfig, layers: int = 1) -> list[str]:
     """In what the measured gradients are not those of the training."""
     has_own = training.expert_norms != "common" or training.residual_weights
-    return [FRESH] * (training.trainable == "lora") + [COMMON] * has_own
+    return [FRESH] * (training.trainable == "lora") + [COMMON] * has_own + [FIRST] * (layers > 1)
 
 
 def public_records(

@@ -33,6 +33,13 @@ class SelectionConfig(BaseModel):
         "indices; one index decides",
     )
 
+    protected_layers: int = Field(
+        default=1,
+        ge=1,
+        description="how many of them are protected and have their experts trained, those of the largest entropy; all "
+        "their experts share the noise and the clipping norm of one stream",
+    )
+
     def candidates(self, sparse: Sequence[int]) -> tuple[int, ...] | None:
         """The layers to choose among, of those that are sparse; None for all."""
         if self.layers == "auto":

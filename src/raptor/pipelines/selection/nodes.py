@@ -6,11 +6,14 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from raptor.errors import ParameterError
 from raptor.pipelines.selection.config import SelectionConfig
 
 if TYPE_CHECKING:
     import datasets
     from matplotlib.figure import Figure
+
+    from raptor.moe.statistics import LayerChoice, RoutingStatistics
 
 logger = logging.getLogger(__name__)
 
@@ -60,12 +63,12 @@ def select_layers(routing_profile: dict[str, Any], config: SelectionConfig) -> d
     """Choose the layer of the largest owner entropy, and say how sure the choice is.
 
     Returns:
-        The layer plan: the fields of ``raptor.moe.statistics.LayerChoice``, with ``layers`` (a list of one index) for
-        its ``layer``, and the vote rule. ``"significant": false`` marks a choice whose gap to the runner-up is below
-        two standard errors.
+        The layer plan: the fields of ``raptor.moe.statistics.LayerChoice``, with ``layers`` (indices, that of the
+        largest entropy first) for its ``layer``, and the vote rule. ``"significant": false`` marks a choice whose gap
+        to the runner-up is below two standard errors.
 
     Raises:
-        ParameterError: ``selection.layers`` names a layer that is not sparse.
+        ParameterError: ``selection.layers`` names a layer that is not sparse, or fewer layers than are to be protected.
     """
     from raptor.moe.statistics import choose_layers
     from raptor.pipelines.selection.profile import from_json, headline
@@ -73,7 +76,7 @@ def select_layers(routing_profile: dict[str, Any], config: SelectionConfig) -> d
     profile = from_json(routing_profile)
     choice = choose_layers(profile, config.candidates([row.layer for row in profile.layers]))
     plan = {
-        "layers": [choice.layer],
+        "layers": list(protected(profile, choice, config.protected_layers)),
         "rule": choice.rule,
         "entropy": choice.entropy,
         "experts": choice.experts,
@@ -87,6 +90,22 @@ def select_layers(routing_profile: dict[str, Any], config: SelectionConfig) -> d
     }
     logger.info("%s.", headline(plan))
     return plan
+
+
+def protected(profile: RoutingStatistics, choice: LayerChoice, number: int) -> tuple[int, ...]:
+    """The layers whose experts are trained, the chosen one first.
+
+    Raises:
+        ParameterError: there are not so many candidates.
+    """
+    from raptor.moe.statistics import ranked_layers
+
+    if number > len(choice.candidates):
+        raise ParameterError(
+            f"selection.protected_layers is {number}, but there are only {len(choice.candidates)} layers to choose "
+            f"among: {list(choice.candidates)}. Ask for fewer, or let selection.layers name more."
+        )
+    return ranked_layers(profile, choice.candidates)[:number]
 
 
 def plot_routing(routing_profile: dict[str, Any], layer_plan: dict[str, Any]) -> Figure:

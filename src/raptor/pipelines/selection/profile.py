@@ -40,6 +40,9 @@ def _layer(row: dict[str, Any]) -> LayerStatistics:
 
 def headline(plan: Mapping[str, Any]) -> str:
     """The choice of a layer plan in one line."""
+    if len(plan["layers"]) > 1:
+        layers = ", ".join(map(str, plan["layers"]))
+        return f"Layers {layers} are protected, the {len(plan['layers'])} most even ones"
     layer, runner_up = plan["layers"][0], plan["runner_up"]
     if runner_up is None:
         return f"Layer {layer} is the only candidate"

@@ -88,7 +88,7 @@ NOTHING = Measured()
 def measure(
     base_model: Path,
     texts: Sequence[str],
-    layer: int,
+    layers: Sequence[int],
     classes: int,
     training: TrainingConfig,
     vote: Vote,
@@ -98,7 +98,7 @@ def measure(
 
     Args:
         texts: the public corpus; the first `MOST` of them are used.
-        layer: the protected layer.
+        layers: the protected layers, one where experts are told apart.
         classes: of the task, a public constant.
         vote, max_length: as in the selection stage.
 
@@ -109,16 +109,19 @@ def measure(
         return NOTHING
     texts = texts[:MOST]
     owners, experts = public_owners(base_model, texts, max_length)
-    mine = owners[vote][layer]
-    steps = load_steps(np.bincount(mine, minlength=experts[layer]).tolist(), training.load_signal)
+    mine = [owners[vote][layer] for layer in layers]
+    steps = load_steps(np.bincount(mine[0], minlength=experts[layers[0]]).tolist(), training.load_signal)
     if not training.is_clipped_by_public:
         return Measured(steps=steps)
     tokenizer = load_tokenizer(base_model)
     ids = encode_texts(tokenizer, texts, None, max_length)
     inputs, mask = (torch.from_numpy(part) for part in pad_batch(ids, tokenizer.pad_token_id))
     records = EncodedRecords(
-        inputs.int(), mask.sum(dim=1).long(), torch.zeros(len(ids), dtype=torch.int64), torch.from_numpy(mine)
+        inputs.int(),
+        mask.sum(dim=1).long(),
+        torch.zeros(len(ids), dtype=torch.int64),
+        torch.from_numpy(mine[0] if len(layers) == 1 else np.stack(mine, axis=1)),
     )
     model = MoEClassifier.from_encoder(base_model, classes).eval()
-    norms = public_norms(model, records, layer, training, training.clipping_quantile)
+    norms = public_norms(model, records, layers, training, training.clipping_quantile)
     return Measured(norms.shared, norms.expert, norms.experts, steps)

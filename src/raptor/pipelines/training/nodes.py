@@ -35,13 +35,13 @@ def measure_public(
 
     Raises:
         DataError: the corpus is empty, or no record of it has a gradient.
-        ParameterError: the layer plan names several layers, or there are no classes to measure norms with.
+        ParameterError: experts of several layers would be told apart, or there are no classes to measure norms with.
     """
     if not training.is_measured:
         return {}
     from raptor.errors import ParameterError
     from raptor.pipelines.training.measured import measure
-    from raptor.pipelines.training.planning import continues_texts, protected_layer
+    from raptor.pipelines.training.planning import continues_texts, protected_layers
 
     if continues_texts(public_constants) and training.is_clipped_by_public:
         raise ParameterError(
@@ -49,8 +49,8 @@ def measure_public(
             "are prompts with completions. Give the clipping norms as numbers."
         )
     classes = int(public_constants["num_classes"])
-    layer = protected_layer(layer_plan)
-    found = measure(base_model, public_corpus["text"][:], layer, classes, training, owner_vote, max_length)
+    layers = protected_layers(layer_plan, training)
+    found = measure(base_model, public_corpus["text"][:], layers, classes, training, owner_vote, max_length)
     logger.info("Measured on public records: %s.", found)
     return found.to_json()
 
@@ -148,7 +148,7 @@ def train_raptor(
     plan = read_plan(privacy_plan)
     require_planned(plan, training)
     require_same_task(label_names, ingestion.lengths is not None)
-    records = encoded_records(private_train, owner_partition, plan.layer)
+    records = encoded_records(private_train, owner_partition, plan.layers)
     expert = plan.find(EXPERT)
     records.require_below(classes=len(label_names), owners=None if expert is None else expert.blocks)
     recipe = Recipe.of(load_untrained, base_model, len(label_names))
@@ -156,7 +156,7 @@ def train_raptor(
     device = resolve_device(training.device)
     logger.info("Training on %s.", device)
     # On synthetic records, and before the journal is opened: what it refuses has cost nothing.
-    isolation = require_isolated(model, plan.layer, training, expert_norms=plan.expert_norms)
+    isolation = require_isolated(model, plan.layers, training, expert_norms=plan.expert_norms)
     logger.info("%s", isolation)
     watch = RunWatch(model, records)
     with CheckpointStore(training_checkpoints) as store:

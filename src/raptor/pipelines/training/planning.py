@@ -46,19 +46,22 @@ PUBLIC_RECORDS = (
 )
 
 
-def protected_layer(layer_plan: Mapping[str, Any]) -> int:
-    """The one layer whose experts are trained.
+def protected_layers(layer_plan: Mapping[str, Any], training: TrainingConfig) -> tuple[int, ...]:
+    """The layers whose experts are trained, that of the largest entropy first.
 
     Raises:
-        ParameterError: the layer plan names none or several.
+        ParameterError: the layer plan names none, or several where the parameters tell the experts of one apart.
     """
-    layers = layer_plan["layers"]
-    if len(layers) != 1:
+    layers = tuple(int(layer) for layer in layer_plan["layers"])
+    if not layers:
+        raise ParameterError("The layer plan names no layer. Run the selection stage again.")
+    if len(layers) > 1 and training.tells_experts_apart:
         raise ParameterError(
-            f"The layer plan names the layers {layers}; exactly one can be protected. Set selection.layers to "
-            "auto or to a single layer."
+            f"training.expert_norms and training.expert_steps say what each expert of one layer gets, but "
+            f"{len(layers)} layers are protected (selection.protected_layers). Leave them at common and same, or "
+            "protect one layer."
         )
-    return int(layers[0])
+    return layers
 
 
 def continues_texts(public_constants: Mapping[str, Any]) -> bool:
@@ -80,15 +83,15 @@ def check_model(
     """
     resolve_device(training.device)
     model = load_untrained(base_model, classes)
-    layer = protected_layer(layer_plan)
-    trainable = make_trainable(model, training, layer)
+    layers = protected_layers(layer_plan, training)
+    trainable = make_trainable(model, training, layers)
     JointGradients(model, trainable.shared)
-    OwnerExpertGradients(model, layer, parameters=trainable.expert)
+    OwnerExpertGradients(model, layers, parameters=trainable.expert)
 
 
 def require_isolated(
     model: nn.Module,
-    layer: int,
+    layers: Sequence[int],
     training: TrainingConfig,
     method: Method = "raptor",
     expert_norms: Sequence[float] = (),
@@ -101,7 +104,7 @@ def require_isolated(
         ModelError: names what couples records, or what is not exact. Nothing was spent.
     """
     ready = copy.deepcopy(model).to(resolve_device(training.device)).eval()
-    specs = engine_specs(make_trainable(ready, training, layer), layer, training, method, expert_norms)
+    specs = engine_specs(make_trainable(ready, training, layers), layers, training, method, expert_norms)
     classes = model.num_labels if isinstance(model, MoEClassifier) else None
     return check_isolation(ready, specs, loss_of(ready), classes=classes)
 
@@ -306,7 +309,7 @@ def _plan(
         unit=Unit(privacy.unit),
         population=population,
         population_source=str(public_constants["population_source"]),
-        layer=protected_layer(layer_plan),
+        layers=protected_layers(layer_plan, training),
         generator=random_source(training).name,
         taken_as_public=[*public_constants["taken_as_public"], *facts],
         allow_large_delta=privacy.allow_large_delta,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,14 @@ from raptor.errors import DataError
 from raptor.pipelines.images import encoded_images
 
 
-def encoded_records(split: Any, owners: Any | None, layer: int | None) -> EncodedRecords:
+def encoded_records(split: Any, owners: Any | None, layers: Sequence[int]) -> EncodedRecords:
     """Tensors of a split with the columns `input_ids` and `label`, and `prompt` where texts are continued.
 
     Args:
         split: `datasets.Dataset` of the split. Where it has a column `user`, a unit is a user with those records.
         owners: `datasets.Dataset` with one column a layer, in the order of the split, or of the users; None for a
             split that no expert step uses.
-        layer: the protected layer, when owners are given.
+        layers: the protected layers, when owners are given.
 
     Raises:
         DataError: a column is missing, or the tables do not belong together.
@@ -41,9 +42,11 @@ def encoded_records(split: Any, owners: Any | None, layer: int | None) -> Encode
     if owners is None:
         owner = torch.zeros(len(labels) if groups is None else len(groups), dtype=torch.int64)
     else:
-        owner = torch.from_numpy(
-            _column(owners, f"layer_{layer}", "owner partition").to_numpy().astype(np.int64)
-        )
+        columns = [
+            torch.from_numpy(_column(owners, f"layer_{layer}", "owner partition").to_numpy().astype(np.int64))
+            for layer in layers
+        ]
+        owner = columns[0] if len(columns) == 1 else torch.stack(columns, dim=1)
     prompts = None
     if "prompt" in split.column_names:
         prompts = torch.from_numpy(_column(split, "prompt", "split").to_numpy().astype(np.int64))
@@ -60,7 +63,7 @@ def held_out_records(split: Any, unit: Unit) -> EncodedRecords:
     Raises:
         DataError: see `encoded_records`; or the split was read for another unit of privacy.
     """
-    records = encoded_records(split, None, None)
+    records = encoded_records(split, None, ())
     records.require_unit(unit, "held-out data", most=1)
     return records
 
