@@ -17,6 +17,7 @@ TINY = ",".join(
     [
         "ingestion.records=600",
         "selection.corpus_records=200",
+        "selection.protected_layers=2",
         "training.cycles=2",
         "training.shared.steps_per_cycle=1",
         "training.batch_size=32",
@@ -34,6 +35,7 @@ def test_a_run_in_two_processes_is_one_run(tmp_path: Path) -> None:
     )
     certificate = project.json("08_reporting/privacy_certificate.json")
     assert certificate["processes"] == 2
+    assert len(certificate["layers"]) == 2
     project.raptor("verify", "data/08_reporting/privacy_certificate.json")
     page = (project.root / "data/08_reporting/privacy_certificate.md").read_text()
     assert "| processes that trained together | 2 |" in page

@@ -32,22 +32,25 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 @pytest.mark.parametrize(
-    ("env", "family", "architecture"),
+    ("env", "family", "architecture", "layers"),
     [
-        ("glue-switch", "switch_transformers", "SwitchTransformersEncoderModel"),
-        ("glue-olmoe", "olmoe", "OlmoeModel"),
+        ("glue-switch", "switch_transformers", "SwitchTransformersEncoderModel", 1),
+        ("glue-olmoe", "olmoe", "OlmoeModel", 2),
     ],
 )
 def test_a_local_checkpoint_takes_the_place_of_the_hubs(
-    project: Project, env: str, family: str, architecture: str
+    project: Project, env: str, family: str, architecture: str, layers: int
 ) -> None:
     checkpoint = Path(f"tiny-{family}")
     save(family, project.root / checkpoint)
     changed = f"base_model.source={checkpoint},ingestion.source=reviews.parquet,{SHORT}"
+    if layers > 1:
+        changed += f",selection.protected_layers={layers}"
     project.kedro("run", "--env", env, "--params", changed)
     assert project.raptor("verify", "data/08_reporting/privacy_certificate.json").returncode == 0
     certificate = project.json("08_reporting/privacy_certificate.json")
     assert certificate["epsilon"] <= 4.0
+    assert len(certificate["layers"]) == layers
     config = json.loads((project.root / "data/06_models/raptor_model/config.json").read_text())
     assert config["architectures"] == [architecture]
     assert sorted(config["id2label"].values()) == ["0", "1"]
