@@ -41,8 +41,11 @@ def _only(found: dict[str, Any]) -> Tensor:
     return tensor.detach()
 
 
-class DropFirst(ConversionOps):
-    """(1, ...) -> (...)."""
+class FirstAxis(ConversionOps):
+    """(1, ...) -> (...), and back."""
+
+    def __init__(self, is_dropped: bool = True) -> None:
+        self.is_dropped = is_dropped
 
     def convert(  # type: ignore[override]
         self,
@@ -51,28 +54,12 @@ class DropFirst(ConversionOps):
         target_patterns: list[str],
         **kwargs: Any,
     ) -> dict[str, Tensor]:
-        return {target_patterns[0]: _only(input_dict).squeeze(0)}
+        value = _only(input_dict)
+        return {target_patterns[0]: value.squeeze(0) if self.is_dropped else value.unsqueeze(0)}
 
     @property
     def reverse_op(self) -> ConversionOps:
-        return AddFirst()
-
-
-class AddFirst(ConversionOps):
-    """(...) -> (1, ...)."""
-
-    def convert(  # type: ignore[override]
-        self,
-        input_dict: dict[str, Any],
-        source_patterns: list[str],
-        target_patterns: list[str],
-        **kwargs: Any,
-    ) -> dict[str, Tensor]:
-        return {target_patterns[0]: _only(input_dict).unsqueeze(0)}
-
-    @property
-    def reverse_op(self) -> ConversionOps:
-        return DropFirst()
+        return FirstAxis(not self.is_dropped)
 
 
 def table() -> list[WeightRenaming | WeightConverter]:
@@ -102,7 +89,7 @@ def tower_table() -> list[WeightRenaming | WeightConverter]:
         WeightConverter(
             source_patterns="pos_embed",
             target_patterns="embeddings.position_embedding.weight",
-            operations=[DropFirst()],
+            operations=[FirstAxis()],
         ),
         *(
             WeightConverter(
