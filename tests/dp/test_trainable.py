@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from raptor.accounting.journal import open_lines
 from raptor.accounting.plan import read_plan
-from raptor.dp.config import LoRAConfig, PrivacyConfig, TrainingConfig
+from raptor.dp.config import LoRAConfig, PrivacyConfig, StreamConfig, TrainingConfig
 from raptor.dp.trainable import EMBEDDINGS, make_trainable
 from raptor.dp.training import Trainer, random_source
 from raptor.errors import BudgetError, ParameterError
@@ -180,6 +180,23 @@ def test_the_plan_names_the_trainable_set_and_holds_training_to_it(stage) -> Non
         require_planned(plan, stage.training.model_copy(update={"trainable": "full"}))
     older = {key: value for key, value in stage.plan.items() if key != "trainable"}
     assert read_plan(older).trainable == "full"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cycles": 4},
+        {"batch_size": 11},
+        {"shared": StreamConfig(clipping_norm=0.5)},
+        {"expert": StreamConfig(steps_per_cycle=2)},
+        {"randomness": "secure", "seed": None},
+    ],
+    ids=str,
+)
+def test_training_has_to_be_as_planned(stage, change) -> None:
+    plan = read_plan(stage.plan)
+    with pytest.raises(BudgetError, match="in the privacy plan"):
+        require_planned(plan, stage.training.model_copy(update=change))
 
 
 @pytest.mark.parametrize("tied", [False, True])

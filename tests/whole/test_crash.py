@@ -16,7 +16,11 @@ from tests.whole.test_whole_run import SMALL
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
-COMMAND = ("-m", "kedro", "run", "--to-nodes", "end_training", "--params", SMALL)
+# As few records as a batch of 64 can be drawn from.
+FEW = SMALL.replace("ingestion.records=2400", "ingestion.records=600").replace(
+    "corpus_records=600", "corpus_records=100"
+)
+COMMAND = ("-m", "kedro", "run", "--to-nodes", "end_training", "--params", FEW)
 
 
 def killed_in_training(project: Project, releases: int) -> None:
@@ -43,7 +47,7 @@ def test_the_same_command_goes_on_with_a_killed_run(tmp_path: Path) -> None:
     checkpoint = project.root / "data/06_models/checkpoints/unfinished.safetensors"
     killed_in_training(project, 7)
     assert checkpoint.is_file()
-    refused = project.run(*COMMAND[:-1], SMALL.replace("cycles=6", "cycles=7"), check=False)
+    refused = project.run(*COMMAND[:-1], FEW.replace("cycles=6", "cycles=7"), check=False)
     assert refused.returncode == 1
     assert "training.cycles was 6, is 7" in " ".join((refused.stdout + refused.stderr).split())
     project.run(*COMMAND)
@@ -52,6 +56,6 @@ def test_the_same_command_goes_on_with_a_killed_run(tmp_path: Path) -> None:
     assert not checkpoint.exists()
     # One journal: nothing was begun anew, so the draw of held-out records was the same again.
     assert len(list((project.root / "data/06_models/journals").glob("*.jsonl"))) == 1
-    project.kedro("run", "--pipelines", "accounting", "--params", SMALL)
+    project.kedro("run", "--pipelines", "accounting", "--params", FEW)
     project.raptor("verify", "data/08_reporting/privacy_certificate.json")
     assert project.json("08_reporting/privacy_certificate.json")["status"] == "complete"
