@@ -44,6 +44,7 @@ def described(parameters: dict[str, Any], operations: float | None, as_json: boo
     has_images = ingestion.image is not None
     most = parameters["selection"].protected_layers
     found = sizes(read_config(place), source, training, classes, has_images, ingestion.image_tiles, most)
+    parameters["selection"].require_enough(found.layers)
     forecast = Forecast(parameters, found.experts, found.layers[-most:])
     costs = forecast.costs()
     records = int(forecast.privacy.population) * most_records(forecast.privacy)

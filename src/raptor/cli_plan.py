@@ -66,8 +66,9 @@ def plan(
     from raptor.progress import on_stderr
 
     base_model = _base_model(parameters, project)
-    sparse = sparse_layers(load_encoder(base_model))[-parameters["selection"].protected_layers :]
-    layers = [layer.index for layer in sparse]
+    sparse, selection = sparse_layers(load_encoder(base_model)), parameters["selection"]
+    selection.require_enough([layer.index for layer in sparse])
+    layers = [layer.index for layer in sparse[-selection.protected_layers :]]
     forecast = Forecast(parameters, sparse[-1].num_experts, layers)
     training = parameters["training"]
     with on_stderr():

@@ -81,6 +81,7 @@ class Forecast:
             .settled(1.0, 1.0)
             .model_copy(update={"expert_norms": "common", "expert_steps": "same"})
         )
+        parameters["training"].require_layers(len(layers))
         self._evaluation = parameters["evaluation"]
         self._source = parameters["ingestion"].source
         self._continues = parameters["ingestion"].lengths is not None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from click.testing import CliRunner
 
+from raptor.cli import cli
 from raptor.dp.clipping import ClippingRule
 from raptor.dp.config import TrainingConfig
 from raptor.dp.engines import engine_specs
@@ -17,6 +21,7 @@ from raptor.moe.ownership import assign_owners
 from raptor.moe.roles import expert_parameters
 from raptor.moe.routing import record_votes
 from raptor.pipelines.evaluation.config import EvaluationConfig, EvaluationScope
+from raptor.pipelines.selection.config import SelectionConfig
 from raptor.pipelines.training.config import PrivacyConfig
 from raptor.pipelines.training.planning import protected_layers, raptor_plan, require_isolated
 from raptor.pipelines.training.records import encoded_records
@@ -120,3 +125,26 @@ def test_a_plan_names_each_layer_once() -> None:
     for wrong in ([], [1, 1], [-1], 3, ["x"]):
         with pytest.raises(LedgerError, match="layers"):
             read_plan({**plan.to_json(), "layers": wrong})
+
+
+@pytest.mark.parametrize("given", [{"layers": "last"}, {"layers": 3}, {"layers": [1, 1]}])
+def test_no_more_layers_than_are_named(given: dict) -> None:
+    with pytest.raises(ValueError, match="protected_layers is 2, but layers names 1"):
+        SelectionConfig(**given, protected_layers=2)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("selection.protected_layers=7", "only 6 sparse layers"),
+        ("selection.protected_layers=2,training.expert_steps=public", "but 2 layers are protected"),
+    ],
+)
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_forecast_refuses_what_a_run_would(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, command: str, given: str, message: str
+) -> None:
+    monkeypatch.chdir(repository)
+    done = CliRunner().invoke(cli, [command, "--env", "glue-switch", "--dry-run", "--params", given])
+    assert done.exit_code == 1
+    assert message in done.output

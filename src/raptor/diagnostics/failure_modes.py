@@ -160,7 +160,7 @@ def diagnose(
         empty_drawn=drawn_empty_rates(loads, batch_size, plan.population, EMPTY_DRAWS, generator),
         errors=errors(sums, **constants),
         check=check_formulas(
-            records.owners.numpy(), len(loads), stream.rate, stream.noise_multiplier, generator
+            records.first_owners.numpy(), len(loads), stream.rate, stream.noise_multiplier, generator
         ),
         signal=signal(sums, **constants),
         numbers=float(sums.sizes.mean()),
@@ -227,7 +227,7 @@ def _owner_sums(
     loads: Floats,
 ) -> OwnerSums:
     experts = sparse_layer(model, layer).num_experts
-    owners = records.owners.numpy()
+    owners = records.first_owners.numpy()
     clipped = np.minimum(owned.norms, norm) ** 2
     counts = np.bincount(owners, minlength=experts).astype(np.float64)
     squares: Floats = np.bincount(owners, weights=clipped, minlength=experts).astype(np.float64)

@@ -292,6 +292,18 @@ class TrainingConfig(_Config):
             raise ValueError("training.adam_betas must both lie in [0, 1)")
         return self
 
+    def require_layers(self, number: int) -> None:
+        """Refuse to tell the experts of several protected layers apart.
+
+        Raises:
+            ParameterError: names the parameters.
+        """
+        if number > 1 and self.tells_experts_apart:
+            raise ParameterError(
+                f"training.expert_norms and training.expert_steps say what each expert of one layer gets, but {number} "
+                "layers are protected (selection.protected_layers). Leave them as they are, or protect one layer."
+            )
+
     @property
     def tells_experts_apart(self) -> bool:
         """Whether experts of the protected layer have clipping norms or step sizes of their own."""

@@ -104,7 +104,7 @@ def public_norms(
     records = replace(records, labels=surrogate_labels(model, records))
     # Experts are told apart in one layer only.
     owners, experts = (
-        records.owners.reshape(len(records), -1)[:, 0],
+        records.first_owners,
         sparse_layer(model, layers[0]).num_experts,
     )
     trainable = make_trainable(model, config, layers)

@@ -268,6 +268,11 @@ class EncodedRecords:
             return torch.ones_like(indices)
         return (self.groups[indices] >= 0).sum(dim=1)
 
+    @property
+    def first_owners(self) -> Tensor:
+        """(units,) owners in the first protected layer, which is the only one as a rule."""
+        return self.owners if self.owners.ndim == 1 else self.owners[:, 0]
+
     def fingerprint(self, key: bytes) -> str:
         """Digest of everything, keyed: private for whoever does not have the key, so that nobody can try records."""
         total = hmac.new(key, digestmod="sha256")

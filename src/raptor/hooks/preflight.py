@@ -10,7 +10,9 @@ from kedro.framework.project import pipelines
 from kedro.pipeline import Pipeline
 
 from raptor.datasets.atomic import AtomicDataset, shown
+from raptor.dp.config import TrainingConfig
 from raptor.errors import DataError, ParameterError
+from raptor.pipelines.selection.config import SelectionConfig
 
 READS_THE_SOURCE = "read_records"
 
@@ -27,6 +29,9 @@ class PreflightHook:
     def after_context_created(self, context: Any) -> None:
         self._ingestion = context.params.get("ingestion")
         self._privacy = context.params.get("privacy")
+        selection, training = context.params.get("selection"), context.params.get("training")
+        if isinstance(selection, SelectionConfig) and isinstance(training, TrainingConfig):
+            training.require_layers(selection.protected_layers)
 
     @hook_impl
     def before_pipeline_run(self, run_params: Mapping[str, Any], pipeline: Pipeline, catalog: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,11 @@ def test_what_the_plan_has_not_reserved_is_refused(world: World) -> None:
         released(world, ASKED, plan_for(world, TRAINING))
 
 
-def test_one_record_moves_a_figure_by_its_sensitivity_at_most(world: World) -> None:
-    plan = plan_for(world)
-    records = encoded_records(world.train, owners(60), [1])
+@pytest.mark.parametrize("layers", [(1,), (1, 0)])
+def test_one_record_moves_a_figure_by_its_sensitivity_at_most(world: World, layers: tuple[int, ...]) -> None:
+    plan = dataclasses.replace(plan_for(world), layers=layers)
+    owned = owners(60).add_column("layer_0", [row % 3 for row in range(60)])
+    records = encoded_records(world.train, owned, layers)
     model = MoEClassifier.from_pretrained(world.raptor_model)
     # A head so large that losses pass the bound, and gradients the clipping norm.
     with torch.no_grad():

@@ -35,7 +35,7 @@ def diagnose(
     Args:
         records: public, with owners; loads are those of all of them, gradients those of the first `RECORDS`.
     """
-    counts = owner_histogram(records.owners.numpy(), sparse_layer(model, plan.layers[0]).num_experts)
+    counts = owner_histogram(records.first_owners.numpy(), sparse_layer(model, plan.layers[0]).num_experts)
     found = diagnose_model(model, records.first(RECORDS), counts / len(records), trainable, training, plan)
     load = load_statistics(counts)
     row: dict[str, Any] = plain(

@@ -132,9 +132,9 @@ def _load(
     training: TrainingConfig,
     device: torch.device,
 ) -> Tally:
-    """Records that each expert owns."""
+    """Records that each expert owns, in the first protected layer."""
     experts = max(stream.blocks for stream in plan.streams)
-    counts = np.bincount(records.owners.numpy(), minlength=experts).astype(np.float64)
+    counts = np.bincount(records.first_owners.numpy(), minlength=experts).astype(np.float64)
     return Tally(tuple(f"expert_{number}" for number in range(experts)), counts, 1.0)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from raptor.errors import ParameterError
 
 EMBEDDED = "embedded"
 
@@ -39,6 +41,27 @@ class SelectionConfig(BaseModel):
         description="how many of them are protected and have their experts trained, those of the largest entropy; all "
         "their experts share the noise and the clipping norm of one stream",
     )
+
+    @model_validator(mode="after")
+    def _enough(self) -> Self:
+        named = None if self.layers == "auto" else self.candidates((0,))
+        if named is not None and len(set(named)) < self.protected_layers:
+            raise ValueError(
+                f"protected_layers is {self.protected_layers}, but layers names {len(set(named))} to choose among"
+            )
+        return self
+
+    def require_enough(self, candidates: Sequence[int]) -> None:
+        """Refuse to protect more layers than there are.
+
+        Raises:
+            ParameterError: names both numbers.
+        """
+        if self.protected_layers > len(candidates):
+            raise ParameterError(
+                f"selection.protected_layers is {self.protected_layers}, but there are only {len(candidates)} sparse "
+                f"layers to choose among: {list(candidates)}. Ask for fewer, or let selection.layers name more."
+            )
 
     def candidates(self, sparse: Sequence[int]) -> tuple[int, ...] | None:
         """The layers to choose among, of those that are sparse; None for all."""

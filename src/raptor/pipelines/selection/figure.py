@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,9 +26,9 @@ def draw(profile: dict[str, Any], plan: dict[str, Any]) -> Figure:
 
     Args:
         profile: the routing profile of public records.
-        plan: the layer plan; its layer is drawn in the accent colour.
+        plan: the layer plan; its layers are drawn in the accent colour.
     """
-    rows, chosen = profile["layers"], plan["layers"][0]
+    rows, chosen = profile["layers"], plan["layers"]
     width = min(max(6.6, 1.6 + 0.9 * len(rows)), 13.0)
     with style.drawing(width, 7.4) as figure:
         top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=(1.0, 0.75, 1.0))
@@ -44,11 +45,11 @@ def draw(profile: dict[str, Any], plan: dict[str, Any]) -> Figure:
     return figure
 
 
-def _colour(row: dict[str, Any], chosen: int) -> str:
-    return style.ACCENT if row["layer"] == chosen else style.NEUTRAL
+def _colour(row: dict[str, Any], chosen: Sequence[int]) -> str:
+    return style.ACCENT if row["layer"] in chosen else style.NEUTRAL
 
 
-def _entropies(axes: Axes, rows: list[dict[str, Any]], chosen: int) -> None:
+def _entropies(axes: Axes, rows: list[dict[str, Any]], chosen: Sequence[int]) -> None:
     # A share of log E, so that layers with different numbers of experts stand on one scale.
     style.bare(axes, grid="y")
     for place, row in enumerate(rows):
@@ -56,7 +57,7 @@ def _entropies(axes: Axes, rows: list[dict[str, Any]], chosen: int) -> None:
         error = STANDARD_ERRORS * row["entropy_standard_error"] / np.log(max(row["experts"], 2))
         axes.bar(place, value, width=0.6, color=_colour(row, chosen))
         axes.errorbar(place, value, yerr=error, color=style.INK, linewidth=1.2, capsize=3)
-        is_chosen = row["layer"] == chosen
+        is_chosen = row["layer"] in chosen
         if is_chosen or len(rows) <= LABELLED_LAYERS:
             axes.annotate(
                 f"{row['entropy']:.3f} nats" + ("\nchosen" if is_chosen else ""),
@@ -74,7 +75,7 @@ def _entropies(axes: Axes, rows: list[dict[str, Any]], chosen: int) -> None:
     axes.set_ylabel("entropy / log E")
 
 
-def _deficits(axes: Axes, rows: list[dict[str, Any]], chosen: int) -> None:
+def _deficits(axes: Axes, rows: list[dict[str, Any]], chosen: Sequence[int]) -> None:
     # Good layers differ in the third digit of their entropy; here that digit can be seen.
     style.bare(axes, grid="y")
     for place, row in enumerate(rows):
@@ -85,7 +86,7 @@ def _deficits(axes: Axes, rows: list[dict[str, Any]], chosen: int) -> None:
     axes.set_ylabel("log E - entropy, nats\n(± 2 standard errors)")
 
 
-def _loads(axes: Axes, rows: list[dict[str, Any]], chosen: int) -> None:
+def _loads(axes: Axes, rows: list[dict[str, Any]], chosen: Sequence[int]) -> None:
     style.bare(axes, grid="y")
     for place, row in enumerate(rows):
         experts = row["experts"]

@@ -6,14 +6,11 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from raptor.errors import ParameterError
 from raptor.pipelines.selection.config import SelectionConfig
 
 if TYPE_CHECKING:
     import datasets
     from matplotlib.figure import Figure
-
-    from raptor.moe.statistics import LayerChoice, RoutingStatistics
 
 logger = logging.getLogger(__name__)
 
@@ -70,13 +67,14 @@ def select_layers(routing_profile: dict[str, Any], config: SelectionConfig) -> d
     Raises:
         ParameterError: ``selection.layers`` names a layer that is not sparse, or fewer layers than are to be protected.
     """
-    from raptor.moe.statistics import choose_layers
+    from raptor.moe.statistics import choose_layers, ranked_layers
     from raptor.pipelines.selection.profile import from_json, headline
 
     profile = from_json(routing_profile)
     choice = choose_layers(profile, config.candidates([row.layer for row in profile.layers]))
+    config.require_enough(choice.candidates)
     plan = {
-        "layers": list(protected(profile, choice, config.protected_layers)),
+        "layers": list(ranked_layers(profile, choice.candidates)[: config.protected_layers]),
         "rule": choice.rule,
         "entropy": choice.entropy,
         "experts": choice.experts,
@@ -90,22 +88,6 @@ def select_layers(routing_profile: dict[str, Any], config: SelectionConfig) -> d
     }
     logger.info("%s.", headline(plan))
     return plan
-
-
-def protected(profile: RoutingStatistics, choice: LayerChoice, number: int) -> tuple[int, ...]:
-    """The layers whose experts are trained, the chosen one first.
-
-    Raises:
-        ParameterError: there are not so many candidates.
-    """
-    from raptor.moe.statistics import ranked_layers
-
-    if number > len(choice.candidates):
-        raise ParameterError(
-            f"selection.protected_layers is {number}, but there are only {len(choice.candidates)} layers to choose "
-            f"among: {list(choice.candidates)}. Ask for fewer, or let selection.layers name more."
-        )
-    return ranked_layers(profile, choice.candidates)[:number]
 
 
 def plot_routing(routing_profile: dict[str, Any], layer_plan: dict[str, Any]) -> Figure:

@@ -55,12 +55,7 @@ def protected_layers(layer_plan: Mapping[str, Any], training: TrainingConfig) ->
     layers = tuple(int(layer) for layer in layer_plan["layers"])
     if not layers:
         raise ParameterError("The layer plan names no layer. Run the selection stage again.")
-    if len(layers) > 1 and training.tells_experts_apart:
-        raise ParameterError(
-            f"training.expert_norms and training.expert_steps say what each expert of one layer gets, but "
-            f"{len(layers)} layers are protected (selection.protected_layers). Leave them at common and same, or "
-            "protect one layer."
-        )
+    training.require_layers(len(layers))
     return layers
 
 
