@@ -20,7 +20,7 @@ from raptor.accounting.ledger import compose_ledger, read_ledger
 from raptor.dp import checkpoints
 from raptor.dp.checkpoints import FILE, CheckpointStore
 from raptor.dp.config import LoRAConfig
-from raptor.dp.identity import differences, run_identity
+from raptor.dp.identity import RECORDS, differences, run_identity
 from raptor.dp.mechanism import GaussianMechanism
 from raptor.dp.streams import RandomSource
 from raptor.errors import CheckpointError, LedgerError, ReplayError
@@ -267,7 +267,7 @@ def test_a_checkpoint_of_another_run_is_refused(world: World, tmp_path: Path, ba
     [
         ({"config": settings(head_learning_rate=0.1)}, "training.head_learning_rate was 0.05, is 0.1"),
         ({"config": settings(physical_batch_size=6)}, "training.physical_batch_size was 5, is 6"),
-        ({"records": make_records(labels=1)}, "the private records changed"),
+        ({"records": make_records(labels=1)}, "the private records or their owners changed"),
         ({"plan": make_plan(epsilon=9.0)}, "privacy plan: epsilon_target was 8.0, is 9.0"),
     ],
 )
@@ -283,7 +283,7 @@ def test_another_training_is_refused_and_the_budget_told(given: dict, says: str,
     with CheckpointStore(world.checkpoints) as store:
         found = store.load()
     assert found is not None
-    private = (found.identity["the private records"], found.salt.hex(), found.state.randomness.key.hex())
+    private = (found.identity[RECORDS], found.salt.hex(), found.state.randomness.key.hex())
     assert not any(value in message for value in private)
     assert before == (digest(world.journal()), digest(world.checkpoints / FILE))
 
@@ -301,7 +301,7 @@ def test_identities_know_the_code_and_hide_the_records(base: Path, monkeypatch: 
 
     here = identity()
     assert differences(here, identity()) == []
-    assert differences(here, identity(b"other")) == ["the private records changed"]
+    assert differences(here, identity(b"other")) == ["the private records or their owners changed"]
     monkeypatch.setattr("raptor.dp.identity.source_digest", lambda folder: "0" * 64)
     assert differences(here, identity()) == ["raptor's code changed"]
 

@@ -17,7 +17,7 @@ from raptor.code_version import source_digest
 from raptor.dp.config import TrainingConfig
 from raptor.dp.records import EncodedRecords
 
-RECORDS = "the private records"
+RECORDS = "the private records or their owners"
 PLAN = "privacy plan: "
 SHOWN = 6
 # These change neither gradients nor noise.
