@@ -9,6 +9,7 @@ questions have no image; they are kept, as questions without one.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,15 @@ def main() -> None:
 
     tables = []
     for split in SPLITS:
-        found = load_dataset(given.source, split=split).cast_column("image", Image(decode=False))
-        tables.append(records(found.to_list(), split))
+        try:
+            found = load_dataset(given.source, split=split)
+        except (OSError, ValueError) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            sys.exit(
+                f"Error: --source {given.source!r} gave no split {split!r} ({reason}). It is read from the hub, which "
+                "needs a network, or from a folder of the same Parquet files."
+            )
+        tables.append(records(found.cast_column("image", Image(decode=False)).to_list(), split))
     given.out.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.concat_tables(tables), given.out, row_group_size=500)
     print(f"{given.out}: {sum(map(len, tables)):,} questions")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from click.testing import CliRunner
@@ -12,7 +16,7 @@ from raptor.dp.config import LoRAConfig, TrainingConfig
 from raptor.dp.engines import engine_specs
 from raptor.dp.trainable import make_trainable
 from raptor.dryrun import sizes
-from raptor.errors import ParameterError
+from raptor.errors import ModelError, ParameterError
 from raptor.moe.classifier import read_config
 from raptor.moe.vl2 import Vl2Config
 from raptor.pipelines.base_model.source import PUBLISHED
@@ -104,3 +108,24 @@ def test_what_a_pass_keeps_is_foreseen(training: TrainingConfig) -> None:
     with Live(model) as live:
         engine.clipped_sum(batch, ClippingRule(1.0))
     assert 0.67 < found.kept(8, 11) / live.peak < 1.5
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"candidate_resolutions": []},
+        {"candidate_resolutions": [[384, 384, 384]]},
+        {"candidate_resolutions": [[100, 384]]},
+        {"projector_config": {"downsample_ratio": 0}},
+        {"vision_config": {"patch_size": 1000}},
+        {"vision_config": {"patch_size": 0}},
+        {"vision_config": {"width": "wide"}},
+        {"language_config": {"num_hidden_layers": 0, "use_mla": False}},
+    ],
+    ids=str,
+)
+def test_a_config_that_makes_no_image_is_refused(tmp_path: Path, odd: dict[str, Any]) -> None:
+    known = json.loads((PUBLISHED / TINY / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**known, **odd}))
+    with pytest.raises(ModelError):
+        sizes(read_config(tmp_path), str(tmp_path), ADAPTERS, images=True)

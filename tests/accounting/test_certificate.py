@@ -275,7 +275,7 @@ RESEALED_FORGERIES = {
     "plan and releases together": (raise_noise_everywhere, "not those of the journal"),
     "journal left out": (set_data(0, journal=None), "names no journal"),
     "model exchanged": (set_data(8, model="0" * 64), "belongs to the ledger"),
-    "older format": (set_data(0, format="raptor-ledger/1"), "this version reads raptor-ledger/3"),
+    "older format": (set_data(0, format="raptor-ledger/1"), "this version reads raptor-ledger/4"),
 }
 
 

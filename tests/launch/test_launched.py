@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -132,28 +130,19 @@ def test_a_run_that_loses_processes_too_often_goes_on_with_the_same_command(
 
 
 @pytest.mark.exhaustive
-def test_an_external_training_waits_for_the_command_that_it_prints(tmp_path: Path, base: Path) -> None:
+def test_an_external_training_waits_for_the_command_that_it_prints(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alone, world = World(tmp_path / "alone", base), World(tmp_path / "several", base)
     expected = train(alone, HERE)
     started: list[subprocess.Popen[bytes]] = []
 
-    class Reader(logging.Handler):
+    def start(text: str) -> None:
         """Starts what is printed, as a person would in another terminal."""
+        started.append(subprocess.Popen(shlex.split(text), env={**os.environ, "OMP_NUM_THREADS": "1"}))
 
-        def emit(self, record: logging.LogRecord) -> None:
-            found = re.search(r"\n(.* -m raptor\.launch\.worker .*)$", record.getMessage())
-            if found:
-                started.append(
-                    subprocess.Popen(shlex.split(found[1]), env={**os.environ, "OMP_NUM_THREADS": "1"})
-                )
-
-    logger = logging.getLogger("raptor.launch.trainer")
-    reader = Reader()
-    logger.addHandler(reader)
-    try:
-        found = train(world, LaunchConfig(backend="external", processes=2, patience_minutes=20))
-    finally:
-        logger.removeHandler(reader)
+    monkeypatch.setattr("raptor.launch.trainer.say", start)
+    found = train(world, LaunchConfig(backend="external", processes=2, patience_minutes=20))
     assert len(started) == 1
     assert started[0].wait(600) == 0
     assert furthest(found, expected) < 1e-5

@@ -23,7 +23,7 @@ from raptor.accounting.types import Adjacency, EpsilonBound, Mode
 from raptor.accounting.words import NOT_COVERED, statement, theorems
 from raptor.errors import BudgetError, LedgerError
 
-FORMAT = "raptor-certificate/3"
+FORMAT = "raptor-certificate/4"
 PAPERS = (
     "README.md",
     "privacy_certificate.json",

@@ -32,7 +32,7 @@ from raptor.accounting.totals import (
 from raptor.accounting.types import Event, Release
 from raptor.errors import LedgerError, ParameterError
 
-FORMAT = "raptor-ledger/3"
+FORMAT = "raptor-ledger/4"
 PLAN = "plan"
 RESERVED = "reserved"
 CLOSING = "closing"

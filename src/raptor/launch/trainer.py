@@ -33,6 +33,7 @@ from raptor.launch.config import INLINE, LaunchConfig
 from raptor.launch.job import Job, Recipe, Task
 from raptor.launch.parcels import read_parcel, write_parcel
 from raptor.moe.adapters import merge_lora
+from raptor.progress import say
 
 logger = logging.getLogger(__name__)
 
@@ -235,9 +236,10 @@ class LaunchedTrainer:
             self._is_told = True
             logger.warning(
                 "Start the processes of the training with this, and leave this run as it is; it goes on when they "
-                "have begun:\n%s",
-                external_text(self._launch, self._job.folder),
+                "have begun:"
             )
+            # Not by the log, which breaks lines to the width of the terminal: it is there to be copied.
+            say(external_text(self._launch, self._job.folder))
         self._receive(READY)
 
     def _receive(self, *kinds: str) -> Question:

@@ -148,14 +148,26 @@ class Vl2Config(PretrainedConfig):  # type: ignore[no-untyped-call]
             wrong.append(f"projector_config.projector_type {self.projector['projector_type']!r}")
         if self.global_view_pos not in ("head", "tail"):
             wrong.append(f"global_view_pos {self.global_view_pos!r}")
-        size = self.image_size
-        if any(side % size or side < size for pair in self.candidate_resolutions for side in pair):
-            wrong.append(f"candidate_resolutions that are no multiples of {size}")
+        wrong += self._sizes_that_make_no_image()
         if wrong:
             raise ModelError(
                 f"This {MODEL_TYPE!r} model is not covered, as its config has {', '.join(wrong)}. Covered is the "
                 "layout of DeepSeek-VL2-Tiny."
             )
+
+    def _sizes_that_make_no_image(self) -> list[str]:
+        size, patch = self.image_size, int(self.vision["patch_size"])
+        joined, pairs = int(self.projector["downsample_ratio"]), self.candidate_resolutions
+        wrong = []
+        if not 1 <= patch <= size:
+            wrong.append(f"vision_config.patch_size {patch} for images of {size}")
+        if joined < 1:
+            wrong.append(f"projector_config.downsample_ratio {joined}")
+        if not pairs or any(len(pair) != 2 for pair in pairs):
+            wrong.append("candidate_resolutions that are no pairs of width and height")
+        elif any(side % size or side < size for pair in self.candidate_resolutions for side in pair):
+            wrong.append(f"candidate_resolutions that are no multiples of {size}")
+        return wrong
 
     def vision_part(self) -> SiglipVisionConfig:
         """The config of the vision tower; its pooling head is not used."""
