@@ -124,6 +124,7 @@ def test_one_record_moves_a_figure_by_its_sensitivity_at_most(world: World, laye
     [
         ({"diagnostics": ["accuracy"]}, "loss"),
         ({"diagnostics": ["loss", "loss"]}, "twice"),
+        ({"diagnostics": ["expert_load"], "expert": {"steps_per_cycle": 0}}, "no expert is trained"),
         (
             {"diagnostics": ["clipped_fraction"], "trainable": "lora"},
             "cannot be told with training.trainable=lora",
