@@ -208,6 +208,13 @@ def test_each_stage_runs_alone(project, stage) -> None:
     project.kedro("run", "--pipelines", stage, "--params", SMALL)
 
 
+def test_a_stage_alone_refuses_another_number_of_layers_than_was_selected(project) -> None:
+    changed = f"{SMALL},selection.protected_layers=2"
+    done = project.kedro("run", "--pipelines", "training", "--params", changed, check=False)
+    assert done.returncode == 1
+    assert "protected_layers is 2, but the selection stage" in " ".join((done.stdout + done.stderr).split())
+
+
 def test_training_and_evaluation_run_alone_and_two_runs_differ(project) -> None:
     """Run after the others, as it makes another model; noise of two runs is never the same."""
     weights = Path(project.root / "data/06_models/raptor_model/model.safetensors")

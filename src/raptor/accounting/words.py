@@ -30,7 +30,7 @@ _SAMPLED = {
 }
 _EXPERTS = {
     "claim": "The releases of all experts in one step are one Gaussian mechanism and are counted once: a unit moves "
-    "their blocks as one vector by at most the clipping norm, that of its owner expert alone or those of all its "
+    "their blocks as one vector by at most the clipping norm, those of its owner experts alone or of all its "
     "active experts, and all blocks have the same noise multiplier.",
     "paper": "RAPTOR, lemma 1; as one Gaussian mechanism by the paper of the first line",
     "arxiv": "2609.05770",

@@ -280,8 +280,8 @@ class TrainingConfig(_Config):
             raise ValueError("training.diagnostics names one of them twice; each is one release")
         if "expert_load" in self.diagnostics and not self.expert.steps_per_cycle:
             raise ValueError(
-                "training.diagnostics has expert_load, but no expert is trained (training.expert.steps_per_cycle is 0). "
-                "Leave it out"
+                "training.diagnostics has expert_load, but no expert is trained (training.expert.steps_per_cycle "
+                "is 0). Leave it out"
             )
         if self.trainable == "lora" and "clipped_fraction" in self.diagnostics:
             raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kedro.framework.hooks import hook_impl
@@ -15,6 +15,7 @@ from raptor.errors import DataError, ParameterError
 from raptor.pipelines.selection.config import SelectionConfig
 
 READS_THE_SOURCE = "read_records"
+LAYER_PLAN = "layer_plan"
 
 
 class PreflightHook:
@@ -24,6 +25,7 @@ class PreflightHook:
         self._ingestion: Any = None
         self._privacy: Any = None
         self._catalog: Any = None
+        self._protected: int | None = None
 
     @hook_impl
     def after_context_created(self, context: Any) -> None:
@@ -32,6 +34,7 @@ class PreflightHook:
         selection, training = context.params.get("selection"), context.params.get("training")
         if isinstance(selection, SelectionConfig) and isinstance(training, TrainingConfig):
             training.require_layers(selection.protected_layers)
+            self._protected = selection.protected_layers
 
     @hook_impl
     def before_pipeline_run(self, run_params: Mapping[str, Any], pipeline: Pipeline, catalog: Any) -> None:
@@ -41,6 +44,8 @@ class PreflightHook:
             return
         for name in sorted(pipeline.inputs()):
             require_made(name, catalog)
+        if LAYER_PLAN in pipeline.inputs() and self._protected is not None:
+            require_chosen(catalog.load(LAYER_PLAN)["layers"], self._protected)
         if self._ingestion is not None and any(node.name == READS_THE_SOURCE for node in pipeline.nodes):
             _check_unit(self._privacy, self._ingestion)
             _check_source(self._ingestion)
@@ -49,6 +54,20 @@ class PreflightHook:
     def before_dataset_loaded(self, dataset_name: str) -> None:
         if self._catalog is not None:
             require_made(dataset_name, self._catalog)
+
+
+def require_chosen(layers: Sequence[int], protected: int) -> None:
+    """Refuse a layer plan of an earlier selection that protected another number of layers.
+
+    Raises:
+        ParameterError: names both.
+    """
+    if len(layers) != protected:
+        raise ParameterError(
+            f"selection.protected_layers is {protected}, but the selection stage that was run protects the layers "
+            f"{list(layers)}. Run `kedro run --pipelines selection` and the stages after it with the present "
+            "parameters, or give this stage those of the selection."
+        )
 
 
 def require_made(name: str, catalog: Any) -> None:

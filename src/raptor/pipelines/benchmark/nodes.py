@@ -14,7 +14,7 @@ from raptor.progress import track
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from raptor.pipelines.benchmark.cells import Bed
+    from raptor.pipelines.benchmark.cells import Bed, Corpus
     from raptor.pipelines.benchmark.sets import BenchmarkSet
 
 logger = logging.getLogger(__name__)
@@ -44,11 +44,10 @@ def run_benchmark(
         DataError: a set cannot be read.
         BudgetError: a budget does not fit a set, or a cell has spent more than it had.
     """
-    from raptor.pipelines.benchmark.cells import Corpus
     from raptor.pipelines.benchmark.grid import CellStore, cells_of
 
-    bed, places = _open(base_model, layer_plan, config, training)
-    bed.corpus = Corpus(() if public_corpus is None else public_corpus["text"][:], owner_vote, max_length)
+    corpus = _corpus(public_corpus, owner_vote, max_length)
+    bed, places = _open(base_model, layer_plan, config, training, corpus)
     store = CellStore(
         benchmark_cells, base_model, layer_plan, training, config, max_length, texts=bed.corpus.texts
     )
@@ -74,6 +73,7 @@ def diagnose_benchmark(
     training: TrainingConfig,
     owner_vote: Literal["weight", "count"],
     max_length: int,
+    public_corpus: Any = None,
 ) -> list[dict[str, Any]]:
     """Interference, load and signal of every set, at a model that RAPTOR has trained at the largest epsilon.
 
@@ -85,7 +85,8 @@ def diagnose_benchmark(
     from raptor.pipelines.benchmark.diagnostics import diagnose
     from raptor.pipelines.benchmark.recipes import RAPTOR
 
-    bed, places = _open(base_model, layer_plan, config, training)
+    corpus = _corpus(public_corpus, owner_vote, max_length)
+    bed, places = _open(base_model, layer_plan, config, training, corpus)
     largest = max(config.budgets)
     found = []
     for name, data in track(
@@ -108,6 +109,7 @@ def attack_benchmark(
     training: TrainingConfig,
     owner_vote: Literal["weight", "count"],
     max_length: int,
+    public_corpus: Any = None,
 ) -> dict[str, list[dict[str, Any]]]:
     """Membership inference on models of the methods, each trained on a random half of a set's records.
 
@@ -129,7 +131,8 @@ def attack_benchmark(
     from raptor.pipelines.benchmark.grid import CellStore
 
     attacked = config.attacks
-    bed, places = _open(base_model, layer_plan, config, training)
+    corpus = _corpus(public_corpus, owner_vote, max_length)
+    bed, places = _open(base_model, layer_plan, config, training, corpus)
     arms = arms_of(attacked, places)
     beds = {False: bed, True: control_bed(bed, attacked)}
     stores = {
@@ -142,6 +145,7 @@ def attack_benchmark(
             max_length,
             prefix="control-" if is_control else "attack-",
             also={"attacked_records": attacked.records},
+            texts=corpus.texts,
         )
         for is_control in beds
     }
@@ -170,8 +174,19 @@ def attack_benchmark(
     return found
 
 
+def _corpus(public_corpus: Any, owner_vote: Literal["weight", "count"], max_length: int) -> Corpus:
+    """Public records for levers that measure on them; none where there are none."""
+    from raptor.pipelines.benchmark.cells import Corpus
+
+    return Corpus(() if public_corpus is None else public_corpus["text"][:], owner_vote, max_length)
+
+
 def _open(
-    base_model: Path, layer_plan: Mapping[str, Any], config: BenchmarkConfig, training: TrainingConfig
+    base_model: Path,
+    layer_plan: Mapping[str, Any],
+    config: BenchmarkConfig,
+    training: TrainingConfig,
+    corpus: Corpus,
 ) -> tuple[Bed, dict[str, Path]]:
     """What all cells share, and the file of each set."""
     from raptor.errors import ParameterError
@@ -191,7 +206,7 @@ def _open(
         "recorded. Do not name sets that must be protected.",
         ", ".join(places),
     )
-    return Bed(base_model, layer_plan, sparse, training, config), places
+    return Bed(base_model, layer_plan, sparse, training, config, corpus), places
 
 
 def _load(

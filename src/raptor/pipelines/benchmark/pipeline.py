@@ -22,16 +22,13 @@ def create_pipeline() -> Pipeline:
         "training": "params:training",
         "owner_vote": "params:ingestion.owner_vote",
         "max_length": "params:ingestion.max_length",
+        "public_corpus": "public_corpus",
     }
     own = Pipeline(
         [
             Node(
                 run_benchmark,
-                inputs={
-                    **given,
-                    "benchmark_cells": "benchmark_cells",
-                    "public_corpus": "public_corpus",
-                },
+                inputs={**given, "benchmark_cells": "benchmark_cells"},
                 outputs="benchmark_results",
                 name="run_benchmark",
                 tags="public",

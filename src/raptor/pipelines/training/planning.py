@@ -30,8 +30,9 @@ from raptor.dp.plan import (
 from raptor.dp.trainable import make_trainable
 from raptor.dp.training import random_source, resolve_device
 from raptor.environment import FEWEST_USERS
-from raptor.errors import BudgetError, ParameterError
+from raptor.errors import BudgetError, ModelError, ParameterError
 from raptor.moe.classifier import MoEClassifier
+from raptor.moe.families import sparse_layer
 from raptor.moe.language import load_untrained
 from raptor.pipelines.evaluation.config import EvaluationConfig, EvaluationScope
 from raptor.pipelines.training.measured import NOTHING, Measured
@@ -73,7 +74,8 @@ def check_model(
         classes: 0 where texts are continued.
 
     Raises:
-        ModelError: a trainable parameter has no exact per-record gradient, or the layer is not sparse.
+        ModelError: a trainable parameter has no exact per-record gradient, a layer is not sparse, or the layers have
+            different numbers of experts.
         ParameterError: the device is missing, or a pattern of frozen parameters or adapters matches nothing.
     """
     resolve_device(training.device)
@@ -82,6 +84,12 @@ def check_model(
     trainable = make_trainable(model, training, layers)
     JointGradients(model, trainable.shared)
     OwnerExpertGradients(model, layers, parameters=trainable.expert)
+    experts = {layer: sparse_layer(model, layer).num_experts for layer in layers}
+    if len(set(experts.values())) > 1:
+        raise ModelError(
+            f"The protected layers have {', '.join(f'{n} experts (layer {layer})' for layer, n in experts.items())}. "
+            "They share one public denominator, so protect layers of as many experts each, or one layer."
+        )
 
 
 def require_isolated(
