@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from raptor.cli import cli
 from tests.pipelines.directories import save_tokenizer
 from tests.text.reading import put
+from tests.text.test_images import picture
 
 ROWS = (
     "text,label,split,who\nsome words,yes,train,u1\nmore words,no,train,u2\nlast,no,dev,u1\nleft,,test,u3\n"
@@ -37,6 +38,16 @@ def test_json_holds_the_contract(tmp_path: Path) -> None:
     assert shown["labels_by_split"]["validation"] == {"no": 1, "yes": 0}
     assert shown["unlabelled"] == 1
     assert any("'yes'" in warning for warning in shown["warnings"])
+
+
+def test_records_with_an_image_are_counted(tmp_path: Path) -> None:
+    for number in range(2):
+        (tmp_path / f"{number}.png").write_bytes(picture(number))
+    table = "text,label,image\none,a,0.png\ntwo,b,1.png\nthree,a,\n"
+    path = str(put(tmp_path, "a.csv", table))
+    assert "  with an image: 2" in inspect(path, "--image", "image").output.splitlines()
+    assert json.loads(inspect(path, "--image", "image", "--json").stdout)["images"] == 2
+    assert "image" not in inspect(path).output
 
 
 def test_people_can_read_it(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def inspect(
     from raptor.text.columns import Columns
     from raptor.text.lengths import remark_cut
     from raptor.text.problems import RecordError
-    from raptor.text.records import Rules, read_records
+    from raptor.text.records import IMAGE, Rules, read_records
 
     columns = Columns(text, None if completion else label, split, user, completion, image)
     try:
@@ -74,11 +74,14 @@ def inspect(
         lengths = IngestionConfig(completion=completion, max_length=max_length).lengths
         if lengths is not None:
             warnings += remark_cut_prompted(records.table, load_tokenizer(model), lengths)
+    pictured = None if image is None else records.table.num_rows - records.table[IMAGE].null_count
     if as_json:
         shown = {**_contract(records.report), "warnings": warnings, **_details(records.report)}
+        if pictured is not None:
+            shown["images"] = pictured
         click.echo(json.dumps(shown, ensure_ascii=False, allow_nan=False))
     else:
-        _show(records.report, warnings)
+        _show(records.report, warnings, pictured)
 
 
 def printable(name: str) -> str:
@@ -101,7 +104,7 @@ def _details(report: DataReport) -> dict[str, Any]:
     }
 
 
-def _show(report: DataReport, warnings: list[str]) -> None:
+def _show(report: DataReport, warnings: list[str], pictured: int | None) -> None:
     what = f"{report.classes} classes" if report.classes else "prompts with completions"
     click.echo(f"{report.rows:,} records ({report.kind}), {what}")
     for split, count in report.splits.items():
@@ -116,6 +119,8 @@ def _show(report: DataReport, warnings: list[str]) -> None:
     if report.unlabelled:
         missing = "a label" if report.classes else "a completion, and not used"
         click.echo(f"  without {missing}: {report.unlabelled:,}")
+    if pictured is not None:
+        click.echo(f"  with an image: {pictured:,}")
     if report.users is not None:
         click.echo(f"  users: {report.users:,}")
     for warning in warnings:

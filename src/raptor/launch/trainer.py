@@ -234,12 +234,15 @@ class LaunchedTrainer:
             self._children = Children(command, self._threads, self._output)
         elif not self._is_told:
             self._is_told = True
+            text, kept = external_text(self._launch, self._job.folder), self._job.folder / "command"
+            kept.write_text(text + "\n", encoding="utf-8")
             logger.warning(
                 "Start the processes of the training with this, and leave this run as it is; it goes on when they "
-                "have begun:"
+                "have begun. It is in %s, too:",
+                kept,
             )
             # Not by the log, which breaks lines to the width of the terminal: it is there to be copied.
-            say(external_text(self._launch, self._job.folder))
+            say(text)
         self._receive(READY)
 
     def _receive(self, *kinds: str) -> Question:
