@@ -126,10 +126,6 @@ LEVERS: Mapping[str, Recipe] = {
     **_levers(
         RAPTOR, "raptor", "RAPTOR", {"batch": ("batches of 512 for experts", {"expert": {"batch_size": 512}})}
     ),
-    "raptor_layers": Recipe("RAPTOR, all sparse layers protected", "raptor", layer="all", of=RAPTOR),
-    "raptor_together_layers": Recipe(
-        "roles on one sample, all sparse layers protected", "together", layer="all", of="raptor_together"
-    ),
     **_levers("raptor_together", "together", "roles on one sample", _ROLES),
     **_levers(
         "raptor_together",
@@ -166,6 +162,10 @@ RECIPES: Mapping[str, Recipe] = {
     "scope_c": Recipe("matched scope C: experts only", "experts_only"),
     "raptor_first": Recipe("RAPTOR, first sparse layer", "raptor", layer="first", of=RAPTOR),
     "raptor_last": Recipe("RAPTOR, last sparse layer", "raptor", layer="last", of=RAPTOR),
+    "raptor_layers": Recipe("RAPTOR, all sparse layers protected", "raptor", layer="all", of=RAPTOR),
+    "raptor_together_layers": Recipe(
+        "roles on one sample, all sparse layers protected", "together", layer="all", of="raptor_together"
+    ),
     "nonprivate": Recipe("no privacy, full", "nonprivate", trainable="full"),
     "nonprivate_lora": Recipe("no privacy, LoRA", "nonprivate", trainable="lora"),
     "nonprivate_a": Recipe("no privacy, shared and experts", "nonprivate_matched"),
@@ -175,7 +175,15 @@ RECIPES: Mapping[str, Recipe] = {
 """Name in parameters and results -> recipe."""
 BASELINES = ("monolithic", "monolithic_lora", "scope_a", "scope_b", "scope_c")
 """The private methods that RAPTOR is compared with; its own variants are not among them."""
-OURS = (RAPTOR, "raptor_together", "raptor_split", "raptor_first", "raptor_last")
+OURS = (
+    RAPTOR,
+    "raptor_together",
+    "raptor_split",
+    "raptor_first",
+    "raptor_last",
+    "raptor_layers",
+    "raptor_together_layers",
+)
 """RAPTOR and its variants; the first one is what the goals are about."""
 HEADROOM = ("nonprivate_a", "nonprivate_b")
 """What experts add without privacy: the first minus the second."""
