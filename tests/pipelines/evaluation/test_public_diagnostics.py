@@ -74,7 +74,7 @@ def test_owners_are_those_of_the_profile_and_labels_are_the_models(
     world: World, corpus: datasets.Dataset, profile: dict[str, Any]
 ) -> None:
     model = MoEClassifier.from_pretrained(world.raptor_model)
-    layer = read_plan(world.plan).layer
+    layer = read_plan(world.plan).layers[0]
     records = public_records(corpus["text"][:], world.base_model, model, layer, "weight", 8)
     (row,) = (row for row in profile["layers"] if row["layer"] == layer)
     assert np.bincount(records.owners.numpy(), minlength=4).tolist() == list(row["counts"])
