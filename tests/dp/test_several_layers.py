@@ -117,6 +117,14 @@ def test_experts_of_several_layers_are_not_told_apart(change: dict) -> None:
     assert protected_layers({"layers": [1]}, CONFIG.model_copy(update=change)) == (1,)
 
 
+def test_a_plan_of_an_earlier_version_is_said_to_be_one() -> None:
+    from raptor.accounting.plan import read_plan
+
+    older = {**plan_of(CONFIG).to_json(), "layer": 1}
+    with pytest.raises(LedgerError, match="earlier version of raptor"):
+        read_plan({name: value for name, value in older.items() if name != "layers"})
+
+
 def test_a_plan_names_each_layer_once() -> None:
     from raptor.accounting.plan import read_plan
 

@@ -205,6 +205,11 @@ def read_plan(data: object) -> PrivacyPlan:
     Raises:
         LedgerError: a field is missing, unknown or out of range.
     """
+    if isinstance(data, Mapping) and "layer" in data:
+        raise LedgerError(
+            "the privacy plan is of an earlier version of raptor, which named one layer. Use that version on it, or run "
+            "the training stage and those after it again"
+        )
     try:
         wanted = frozenset(PrivacyPlan.__dataclass_fields__)
         found = checks.fields(data, wanted - _LATER, "the privacy plan", _LATER)
