@@ -207,8 +207,8 @@ def read_plan(data: object) -> PrivacyPlan:
     """
     if isinstance(data, Mapping) and "layer" in data:
         raise LedgerError(
-            "the privacy plan is of an earlier version of raptor, which named one layer. Use that version on it, or run "
-            "the training stage and those after it again"
+            "the privacy plan is of an earlier version of raptor, which named one layer. Use that version on it, or "
+            "run the training stage and those after it again"
         )
     try:
         wanted = frozenset(PrivacyPlan.__dataclass_fields__)
