@@ -28,6 +28,8 @@ from raptor.moe.upcycled import Upcycling, upcycled_class
 from raptor.moe.vl2 import Vl2Encoder
 
 HEAD_FILE = "classifier_head.safetensors"
+# In config.json of whatever was trained on private records, which tells it from a base model wherever it goes.
+TEXT_COLUMNS = "text_columns"
 # Where it is a class of its own; elsewhere the encoder is what transformers calls the base model.
 ENCODERS: dict[str, type[PreTrainedModel]] = {
     "switch_transformers": SwitchTransformersEncoderModel,
@@ -87,7 +89,7 @@ def load_encoder(directory: Path | str) -> PreTrainedModel:
     missing = sorted(loaded[1]["missing_keys"])
     if missing:
         raise ModelError(f"{place} lacks weights: {', '.join(missing[:5])} ({len(missing)} in all).")
-    sparse_layers(encoder)
+    _require_enough_experts(encoder, str(place))
     return encoder
 
 
@@ -166,13 +168,17 @@ def empty_encoder(config: PretrainedConfig, where: str) -> PreTrainedModel:
             encoder: PreTrainedModel = kind(deterministic(config)).eval()
     except (*CONFIG_ERRORS, RuntimeError) as error:
         raise ModelError(f"The config of {where} makes no model: {error}") from error
+    _require_enough_experts(encoder, where)
+    return encoder
+
+
+def _require_enough_experts(encoder: nn.Module, where: str) -> None:
     for layer in sparse_layers(encoder):
         if not 1 <= layer.top_k <= layer.num_experts:
             raise ModelError(
                 f"The config of {where} makes no model: a token cannot be sent to {layer.top_k} of {layer.num_experts} "
                 "experts."
             )
-    return encoder
 
 
 class MoEClassifier(nn.Module):

@@ -8,15 +8,19 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors.torch import load_file, save_file
 from transformers import SwitchTransformersConfig, SwitchTransformersEncoderModel, T5Config, T5EncoderModel
 
 from raptor.errors import ModelError, ParameterError
 from raptor.moe.classifier import MoEClassifier
+from raptor.moe.language import load_language_model, save_language_model
 from raptor.pipelines.base_model.config import BaseModelConfig
 from raptor.pipelines.base_model.nodes import obtain_base_model
 from raptor.pipelines.base_model.source import PUBLISHED, locate, locate_config
-from raptor.pipelines.training.models import TunedModel
+from raptor.pipelines.training.models import TunedLanguageModel, TunedModel
+from raptor.text.completions import Lengths
 from tests.checkpoints import save_checkpoint, weight_map
+from tests.families import family_language_model
 from tests.pipelines.directories import save_base_model, save_tokenizer
 
 
@@ -95,6 +99,56 @@ def test_a_tuned_model_is_no_public_base(directory: Path, tmp_path: Path) -> Non
         obtain(tuned, tmp_path / "copy")
 
 
+def test_a_tuned_language_model_is_no_public_base(tmp_path: Path) -> None:
+    """Nothing but its config tells it from a public one, which has a generation config, too."""
+    base, tuned = tmp_path / "base", tmp_path / "tuned"
+    save_language_model(family_language_model("olmoe"), base)
+    save_tokenizer(base)
+    obtain(base, tmp_path / "copy")
+    tuned.mkdir()
+    TunedLanguageModel(load_language_model(base), base, "prompt", Lengths(8, 4)).save_to(tuned)
+    with pytest.raises(ModelError, match="not public"):
+        obtain(tuned, tmp_path / "second")
+
+
+@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": {}}', '{"weight_map": 3}'])
+def test_an_index_that_is_none_is_refused(directory: Path, tmp_path: Path, index: str) -> None:
+    (directory / "model.safetensors").rename(directory / "model-00001-of-00001.safetensors")
+    (directory / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json (is no index|names no file)"):
+        obtain(directory, tmp_path / "copy")
+
+
+@pytest.mark.parametrize("name", ["gone.safetensors", "parts/model.safetensors", "../model.safetensors"])
+def test_parts_that_are_not_beside_their_index_are_refused(
+    directory: Path, tmp_path: Path, name: str
+) -> None:
+    for folder in (directory / "parts", directory.parent):
+        folder.mkdir(exist_ok=True)
+        (folder / "model.safetensors").write_bytes((directory / "model.safetensors").read_bytes())
+    (directory / "model.safetensors").unlink()
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(ModelError, match="not beside it"):
+        obtain(directory, tmp_path / "copy")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(directory: Path, tmp_path: Path, value: float) -> None:
+    weights = load_file(directory / "model.safetensors")
+    next(iter(weights.values())).view(-1)[0] = value
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="not finite"):
+        obtain(directory, tmp_path / "copy")
+
+
+@pytest.mark.parametrize("odd", [{"num_heads": 0}, {"d_ff": -1}, {"dense_act_fn": "odd"}])
+def test_a_config_that_breaks_the_loader_is_one_error(directory: Path, tmp_path: Path, odd: dict) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, **odd}))
+    with pytest.raises(ModelError):
+        obtain(directory, tmp_path / "copy")
+
+
 def test_a_model_without_tokenizer_is_refused(directory: Path, tmp_path: Path) -> None:
     for file in directory.glob("*token*"):
         file.unlink()
@@ -106,7 +160,7 @@ def test_a_model_without_tokenizer_is_refused(directory: Path, tmp_path: Path) -
     ("tokenizer", "message"),
     [
         ({"pad": None, "end": None}, "no token for padding"),
-        ({"extra": 40}, "69 tokens, but the model has 50 embeddings"),
+        ({"extra": 40}, "tokens up to 68, but the model has 50 embeddings"),
     ],
 )
 def test_a_tokenizer_that_does_not_fit_is_refused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,22 +109,67 @@ def check(directory: Path) -> PublicModel:
         ModelError: the config, the weights or the tokenizer cannot be loaded, the model has no sparse layer, the
             tokenizer does not fit the model, or the directory holds a model that RAPTOR has tuned.
     """
-    from raptor.moe.classifier import HEAD_FILE, load_encoder
+    import torch
 
-    if (directory / HEAD_FILE).exists():
+    from raptor.moe.classifier import HEAD_FILE, TEXT_COLUMNS, load_encoder, read_config
+
+    if (directory / HEAD_FILE).exists() or hasattr(read_config(directory), TEXT_COLUMNS):
         raise ModelError(
-            f"{directory} holds {HEAD_FILE}: it was tuned on private records, so it is not public and cannot be a base "
-            "model. Set base_model.source to a model that has seen public data only."
+            f"{directory} was tuned on private records (it has {HEAD_FILE}, or {TEXT_COLUMNS} in its config.json), so "
+            "it is not public and cannot be a base model. Set base_model.source to one that has seen public data only."
         )
-    encoder = load_encoder(directory)
+    weights = _weights(directory)
+    try:
+        encoder = load_encoder(directory)
+    except ModelError:
+        raise
+    except Exception as error:
+        # The library's loaders raise what they like, KeyError and plain Exception among them.
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ModelError(f"The model in {directory} cannot be loaded: {reason}") from error
+    for name, value in encoder.state_dict().items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise ModelError(f"{directory} has weights that are not finite ({name}). Take the model anew.")
     if not _matching(directory, TOKENIZER_FILES):
         raise ModelError(
             f"{directory} has no tokenizer (none of {', '.join(TOKENIZER_FILES)}). "
             "Save the model's tokenizer there with save_pretrained."
         )
     _check_tokenizer(directory, int(encoder.config.vocab_size))
-    weights = _matching(directory, WEIGHTS) or _matching(directory, PICKLED_WEIGHTS)
     return PublicModel(tuple(sorted({*_matching(directory, TEXT_FILES), *weights})))
+
+
+def _weights(directory: Path) -> list[Path]:
+    """The files that the library reads: one with all weights, or an index and its shards.
+
+    Raises:
+        ModelError: there are none, or the index does not fit the files beside it.
+    """
+    for whole in ("model.safetensors", "pytorch_model.bin"):
+        if (directory / whole).is_file():
+            return [directory / whole]
+        index = directory / f"{whole}.index.json"
+        if index.is_file():
+            return [index, *_shards(index)]
+    raise ModelError(f"{directory} has no weights: neither model.safetensors nor an index of its parts.")
+
+
+def _shards(index: Path) -> list[Path]:
+    try:
+        listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = sorted({str(name) for name in listed.values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index} is no index of weights: it has no readable weight_map.") from error
+    shards = [index.parent / name for name in names]
+    wrong = [
+        name
+        for name, shard in zip(names, shards, strict=True)
+        if Path(name).name != name or not shard.is_file()
+    ]
+    if wrong or not names:
+        what = f"{wrong[0]!r}, which is not beside it" if wrong else "no file"
+        raise ModelError(f"{index} names {what}. Put all parts of the model into one folder.")
+    return shards
 
 
 def _check_tokenizer(directory: Path, embeddings: int) -> None:
@@ -139,9 +185,10 @@ def _check_tokenizer(directory: Path, embeddings: int) -> None:
             f"The tokenizer in {directory} has no token for padding, end or unknown words. Set its pad_token and "
             "save it again."
         )
-    if len(tokenizer) > embeddings:
+    largest = max([len(tokenizer) - 1, *tokenizer.get_vocab().values()])
+    if largest >= embeddings:
         raise ModelError(
-            f"The tokenizer in {directory} has {len(tokenizer)} tokens, but the model has {embeddings} embeddings. "
+            f"The tokenizer in {directory} has tokens up to {largest}, but the model has {embeddings} embeddings. "
             "Take the model's own tokenizer."
         )
 

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedModel
 
 from raptor.errors import DataError
-from raptor.moe.classifier import MoEClassifier
+from raptor.moe.classifier import TEXT_COLUMNS, MoEClassifier
 from raptor.moe.language import save_language_model
 from raptor.pipelines.ingestion.config import IngestionConfig
 from raptor.text.completions import Lengths
@@ -55,7 +55,7 @@ class TunedModel:
 
         The tokenizer cuts texts where training cut them, so that whoever loads it needs no other setting.
         """
-        self.model.encoder.config.text_columns = _columns(self.text)
+        setattr(self.model.encoder.config, TEXT_COLUMNS, _columns(self.text))
         if self.image is not None:
             self.model.encoder.config.image_column = self.image
             self.model.encoder.config.image_tiles = self.image_tiles
@@ -96,7 +96,7 @@ class TunedLanguageModel:
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.convert_tokens_to_ids(padding),
         )
-        self.model.config.text_columns = _columns(self.text)
+        setattr(self.model.config, TEXT_COLUMNS, _columns(self.text))
         save_language_model(self.model.cpu(), directory)
         settings = {
             "model_max_length": self.lengths.prompt,
