@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+# Before absl, which dp-accounting imports: its handler closes what pytest captures when Kedro sets logging up after it.
+import kedro.framework.project  # noqa: F401
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent

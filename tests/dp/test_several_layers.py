@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-# Before absl, which dp-accounting imports: its handler closes what pytest captures when Kedro sets logging up after it.
-import kedro.framework.project  # noqa: F401
 import pytest
 import torch
 from click.testing import CliRunner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raptor.dp.config import TrainingConfig
+from raptor.dp.config import StreamConfig, TrainingConfig
 from raptor.errors import DataError, ParameterError
 from raptor.pipelines.benchmark import cells
-from raptor.pipelines.benchmark.cells import Bed, Cell
+from raptor.pipelines.benchmark.cells import Bed, Cell, Corpus
 from raptor.pipelines.benchmark.config import BenchmarkConfig
-from raptor.pipelines.benchmark.grid import cells_of
-from raptor.pipelines.benchmark.nodes import run_benchmark, summarise_benchmark
+from raptor.pipelines.benchmark.grid import CellStore, cells_of
+from raptor.pipelines.benchmark.nodes import diagnose_benchmark, run_benchmark, summarise_benchmark
 from raptor.pipelines.benchmark.recipes import LEVERS, RAPTOR, RECIPES, factor
 from raptor.pipelines.benchmark.sets import BenchmarkSet, load_set, locate
 from raptor.pipelines.benchmark.summary import Estimate, Results, page
@@ -258,3 +259,43 @@ def test_page_and_figures_show_every_method(tmp_path: Path) -> None:
     assert RECIPES[RAPTOR].title in drawn
     assert gains.axes[0].get_yticklabels()[0].get_text() == "a, epsilon 1"
     assert "-" in page(Results(rows[:1]), [])
+
+
+def test_a_cell_is_found_under_all_that_it_depends_on(tmp_path: Path, base_model: Path) -> None:
+    place = write_set(tmp_path / "some.parquet")
+    cell, corpus = Cell("some", "raptor", 4.0, 0), Corpus(("a", "b"), "weight", 12)
+    folder = tmp_path / "cells"
+    folder.mkdir()
+
+    def has_it(base: Path = base_model, training: TrainingConfig = TRAINING, **changed: object) -> bool:
+        given = replace(corpus, **changed)
+        store = CellStore(folder, base, LAYERS, training, BenchmarkConfig(), given)
+        store.add_set("some", place)
+        return store.find(cell) is not None
+
+    auto = TRAINING.model_copy(update={"expert": StreamConfig(clipping_norm="auto")})
+    for training in (TRAINING, auto):
+        store = CellStore(folder, base_model, LAYERS, training, BenchmarkConfig(), corpus)
+        store.add_set("some", place)
+        store.keep(cell, {"accuracy": 0.5})
+    assert has_it()
+    assert not has_it(vote="count")
+    assert not has_it(max_length=13)
+    # Where nothing is measured on public texts, other ones change nothing.
+    assert has_it(texts=("c",))
+    assert has_it(training=auto)
+    assert not has_it(training=auto, texts=("c",))
+    for name in ("tokenizer.json", "config.json"):
+        other = tmp_path / name.split(".")[0]
+        shutil.copytree(base_model, other)
+        (other / name).write_text((other / name).read_text() + " ")
+        assert not has_it(base=other)
+
+
+def test_diagnostics_need_no_raptor_among_the_methods(tmp_path: Path, base_model: Path) -> None:
+    write_set(tmp_path / "some.parquet")
+    config = BenchmarkConfig(folder=str(tmp_path), sets=("some",), methods=("raptor_last",), seeds={"4": 1})
+    found = diagnose_benchmark(base_model, LAYERS, config, TRAINING, "weight", 12)
+    assert [row["dataset"] for row in found] == ["some"]
+    with pytest.raises(ValueError, match="at least 1 item"):
+        BenchmarkConfig(epsilons=())

@@ -76,7 +76,7 @@ class BenchmarkConfig(BaseModel):
         description="epsilon -> number of seeds; methods without privacy get the smallest number",
     )
     epsilons: tuple[Positive, ...] | None = Field(
-        default=None, description="some of the budgets; null for all"
+        default=None, min_length=1, description="some of the budgets; null for all"
     )
     most_seeds: int | None = Field(default=None, gt=0, description="at most so many seeds; null for all")
     step_sizes: dict[str, Positive] = Field(

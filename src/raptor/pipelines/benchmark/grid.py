@@ -11,7 +11,7 @@ from typing import Any
 
 from raptor.dp.config import TrainingConfig
 from raptor.errors import DataError
-from raptor.pipelines.benchmark.cells import Cell
+from raptor.pipelines.benchmark.cells import Cell, Corpus
 from raptor.pipelines.benchmark.config import BenchmarkConfig
 from raptor.pipelines.benchmark.recipes import RECIPES, factor
 
@@ -69,24 +69,24 @@ class CellStore:
         layer_plan: Mapping[str, Any],
         training: TrainingConfig,
         config: BenchmarkConfig,
-        max_length: int,
+        corpus: Corpus,
         *,
         prefix: str = "",
         also: Mapping[str, Any] = MappingProxyType({}),
-        texts: Sequence[str] = (),
     ) -> None:
         """Where cells are not those of the comparison they have a prefix, and `also` is what else they depend on.
 
-        `texts` are the public corpus, on which some of what levers change is measured.
+        The texts of the corpus count where something is measured on them.
         """
         self._folder = folder
         self._prefix = prefix
         self._steps = (config.step_sizes, config.expert_step_sizes)
         self._digests: dict[str, str] = {}
-        self._corpus = hashlib.sha256("\n".join(texts).encode()).hexdigest()
-        weights = sorted([*base_model.glob("*.safetensors"), *base_model.glob("*.bin")])
+        self._is_measured = training.is_measured
+        self._corpus = hashlib.sha256("\n".join(corpus.texts).encode()).hexdigest()
+        model = sorted(file for file in base_model.iterdir() if file.is_file())
         self._settings = {
-            "model": [_file_digest(file) for file in weights],
+            "model": {file.name: _file_digest(file) for file in model},
             "layers": list(layer_plan["layers"]),
             # Defaults are left out, so that a parameter that is new changes nothing; nor does where it is computed.
             "training": training.model_dump(
@@ -95,7 +95,8 @@ class CellStore:
                 exclude={"device", "threads", "physical_batch_size", "checkpoint_every", "resume"},
             ),
             "benchmark": config.model_dump(mode="json", exclude_defaults=True, exclude=set(_CHOICES)),
-            "max_length": max_length,
+            "max_length": corpus.max_length,
+            "owner_vote": corpus.vote,
             **also,
         }
 
@@ -143,7 +144,7 @@ class CellStore:
         depends = {**self._settings, "set": self._digests[cell.dataset], "steps": steps}
         if changes := RECIPES[cell.method].changes:
             depends["changes"] = dict(changes)
-        if RECIPES[cell.method].is_measured:
+        if self._is_measured or RECIPES[cell.method].is_measured:
             depends["corpus"] = self._corpus
         digest = hashlib.sha256(json.dumps([depends, cell.key], sort_keys=True).encode()).hexdigest()
         budget = "none" if cell.epsilon is None else f"{cell.epsilon:g}"

@@ -48,9 +48,7 @@ def run_benchmark(
 
     corpus = _corpus(public_corpus, owner_vote, max_length)
     bed, places = _open(base_model, layer_plan, config, training, corpus)
-    store = CellStore(
-        benchmark_cells, base_model, layer_plan, training, config, max_length, texts=bed.corpus.texts
-    )
+    store = CellStore(benchmark_cells, base_model, layer_plan, training, config, corpus)
     for name, place in places.items():
         store.add_set(name, place)
     cells = cells_of(config)
@@ -142,10 +140,9 @@ def attack_benchmark(
             layer_plan,
             beds[is_control].training,
             config,
-            max_length,
+            corpus,
             prefix="control-" if is_control else "attack-",
             also={"attacked_records": attacked.records},
-            texts=corpus.texts,
         )
         for is_control in beds
     }
@@ -217,10 +214,12 @@ def _load(
     most: int | None = None,
 ) -> dict[str, BenchmarkSet]:
     from raptor.pipelines.benchmark.grid import layers_of
+    from raptor.pipelines.benchmark.recipes import RAPTOR
     from raptor.pipelines.benchmark.sets import load_set
 
     attacks = bed.config.attacks
-    methods = (*bed.config.methods, *attacks.methods, *attacks.control_methods)
+    # Diagnostics are of RAPTOR, whichever methods are compared.
+    methods = (RAPTOR, *bed.config.methods, *attacks.methods, *attacks.control_methods)
     layers = layers_of(methods, int(bed.layer_plan["layers"][0]), bed.sparse)
     return {
         name: load_set(
