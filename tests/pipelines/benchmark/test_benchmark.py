@@ -261,6 +261,19 @@ def test_page_and_figures_show_every_method(tmp_path: Path) -> None:
     assert "-" in page(Results(rows[:1]), [])
 
 
+def test_two_sets_of_one_name_are_refused(tmp_path: Path, base_model: Path) -> None:
+    (tmp_path / "other").mkdir()
+    for place in ("some.parquet", "other/some.parquet", "some.more.parquet"):
+        write_set(tmp_path / place)
+    two = [str(tmp_path / "some.parquet"), str(tmp_path / "other/some.parquet")]
+    with pytest.raises(ParameterError, match="more than one set of the name some,"):
+        run(tmp_path / "cells", base_model, sets=two)
+    rows = run(tmp_path / "cells", base_model, sets=["some", "some.more"], methods=["scope_b"])
+    assert sorted(row["dataset"] for row in rows) == ["some", "some.more"]
+    with pytest.raises(ValueError, match="at least 1 item"):
+        BenchmarkConfig(methods=())
+
+
 def test_a_cell_is_found_under_all_that_it_depends_on(tmp_path: Path, base_model: Path) -> None:
     place = write_set(tmp_path / "some.parquet")
     cell, corpus = Cell("some", "raptor", 4.0, 0), Corpus(("a", "b"), "weight", 12)

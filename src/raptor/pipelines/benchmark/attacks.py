@@ -32,7 +32,7 @@ from raptor.moe.classifier import MoEClassifier
 from raptor.pipelines.benchmark.cells import Bed, Cell, events_of, spent_of
 from raptor.pipelines.benchmark.config import AttackConfig
 from raptor.pipelines.benchmark.recipes import RECIPES
-from raptor.pipelines.benchmark.sets import BenchmarkSet
+from raptor.pipelines.benchmark.sets import BenchmarkSet, set_name
 
 # The coins are public, and the same for all methods, so that these are compared on the same halves.
 SEED = 11
@@ -61,7 +61,7 @@ def arms_of(config: AttackConfig, datasets: Iterable[str]) -> list[Arm]:
     return [
         Arm(dataset, method, epsilon, is_control)
         for dataset in datasets
-        if dataset in config.sets
+        if dataset in map(set_name, config.sets)
         for is_control, methods in ((False, config.methods), (True, config.control_methods))
         for method in methods
         for epsilon in (sorted(config.epsilons) if RECIPES[method].is_private else [None])

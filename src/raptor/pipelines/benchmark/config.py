@@ -66,6 +66,7 @@ class BenchmarkConfig(BaseModel):
     )
     methods: Methods = Field(
         default=(RAPTOR, "raptor_split", *BASELINES, *HEADROOM, "nonprivate", "nonprivate_lora"),
+        min_length=1,
         description="methods to compare",
     )
     only: dict[str, tuple[str, ...]] = Field(

@@ -14,6 +14,7 @@ from raptor.errors import DataError
 from raptor.pipelines.benchmark.cells import Cell, Corpus
 from raptor.pipelines.benchmark.config import BenchmarkConfig
 from raptor.pipelines.benchmark.recipes import RECIPES, factor
+from raptor.pipelines.benchmark.sets import set_name
 
 # What says which cells are run, and changes no result of a cell.
 _CHOICES = frozenset(
@@ -37,7 +38,7 @@ def cells_of(config: BenchmarkConfig) -> list[Cell]:
     budgets = config.budgets
     # Without privacy there is one cell for all budgets.
     without = min(budgets.values(), default=0)
-    names = [Path(dataset).stem for dataset in config.sets]
+    names = [set_name(dataset) for dataset in config.sets]
     found = []
     for seed in range(max(budgets.values(), default=0)):
         for epsilon in sorted(budgets):

@@ -190,14 +190,22 @@ def _open(
     from raptor.moe.classifier import load_encoder
     from raptor.moe.families import sparse_layers
     from raptor.pipelines.benchmark.cells import Bed
-    from raptor.pipelines.benchmark.sets import locate
+    from raptor.pipelines.benchmark.sets import locate, set_name
 
     if not config.sets:
         raise ParameterError(
             "benchmark.sets names no set. Run with --env glue-cpu, or give benchmark.folder and benchmark.sets."
         )
     sparse = tuple(layer.index for layer in sparse_layers(load_encoder(base_model)))
-    places = {Path(name).stem: locate(Path(config.folder), name) for name in config.sets}
+    names = [set_name(name) for name in config.sets]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ParameterError(
+            f"benchmark.sets has more than one set of the name {', '.join(repeated)}, by which results are known. "
+            "Rename a file, or leave one out."
+        )
+    places = {
+        name: locate(Path(config.folder), given) for name, given in zip(names, config.sets, strict=True)
+    }
     logger.warning(
         "All records of %s are taken as public: methods without privacy are trained on them, and exact figures are "
         "recorded. Do not name sets that must be protected.",

@@ -59,6 +59,11 @@ class BenchmarkSet:
         )
 
 
+def set_name(given: str) -> str:
+    """How a set is called in results: its file's name without the ending."""
+    return Path(given).name.removesuffix(".parquet")
+
+
 def locate(folder: Path, name: str) -> Path:
     """The file of a set: a path of its own, `name.parquet`, or `name/name.parquet` in the folder.
 
@@ -120,7 +125,7 @@ def load_set(
         )
     owners = record_owners(train["input_ids"], base_model, layers, vote)
     return BenchmarkSet(
-        place.stem,
+        set_name(place.name),
         len(records.label_names),
         encoded_records(_Table(train), None, ()),
         encoded_records(_Table(test), None, ()),
