@@ -20,8 +20,8 @@ from PIL import Image
 
 from raptor.errors import ParameterError
 from raptor.moe.vl2.tiling import ImageFormat
-from raptor.text.images import cut, decode
-from raptor.text.problems import RecordError
+from raptor.text.images import cut, decode, read_image
+from raptor.text.problems import Place, RecordError
 from raptor.text.records import SCHEMA
 from tests.text.reading import put, read, warned
 
@@ -191,3 +191,17 @@ def test_a_square_image_of_the_tile_s_size_is_unchanged() -> None:
     expected = np.asarray(image).transpose(2, 0, 1)
     assert (tiles[0] == expected).all()
     assert (tiles[1] == expected).all()
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("I;16", "PNG"), ("F", "TIFF"), ("I", "TIFF")])
+def test_more_than_eight_bits_are_refused_and_not_cut_off(mode: str, kind: str) -> None:
+    file = io.BytesIO()
+    Image.new(mode, (4, 4), 300).save(file, kind)
+    with pytest.raises(ValueError, match="eight bits"):
+        decode(file.getvalue())
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-that-name/x.png", "/dev/zero", "."])
+def test_what_is_no_file_is_one_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RecordError, match="cannot be read"):
+        read_image(name, Place(str(tmp_path / "a.csv"), 1), "image")

@@ -235,6 +235,7 @@ class LaunchedTrainer:
         elif not self._is_told:
             self._is_told = True
             text, kept = external_text(self._launch, self._job.folder), self._job.folder / "command"
+            kept.touch(mode=0o600)
             kept.write_text(text + "\n", encoding="utf-8")
             logger.warning(
                 "Start the processes of the training with this, and leave this run as it is; it goes on when they "

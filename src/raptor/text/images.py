@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 NO_IMAGE = "records without an image"
+# Modes of Pillow with numbers beyond a byte.
+DEEP = {"I", "F"}
 # Read without another program and without fonts; the first picture of several counts.
 KINDS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 # More pixels than any camera's: such a file is a mistake, or made to fill the memory.
@@ -72,10 +74,14 @@ def _file(name: str, place: Place, column: str) -> bytes:
             advice="Download the images and give the names of the files.",
             value=name,
         )
-    path = Path(place.file).parent / Path(name).expanduser()
     try:
+        # RuntimeError: `~name` of nobody.
+        path = Path(place.file).parent / Path(name).expanduser()
+        # A device or a pipe has no end.
+        if not path.is_file():
+            raise OSError
         return path.read_bytes()
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):
         raise RecordError(
             "the image's file cannot be read.",
             place=place,
@@ -101,7 +107,8 @@ def decode(data: bytes) -> Image:
         try:
             with Image.open(io.BytesIO(data), formats=KINDS) as image:
                 width, height = image.size
-                if width * height <= MOST_PIXELS:
+                is_deep = image.mode in DEEP or image.mode.startswith("I;")
+                if width * height <= MOST_PIXELS and not is_deep:
                     return image.convert("RGB")
         # Every kind of error becomes one of our own: what a damaged file makes a reader stumble over has no end
         # (struct, zlib, arithmetic, look-ups), and an error that got through would show what the private file holds.
@@ -109,6 +116,9 @@ def decode(data: bytes) -> Image:
             raise ValueError(
                 "the image cannot be decoded: it is damaged, cut off, or of another kind."
             ) from None
+    if is_deep:
+        # Pillow would cut their values off at 255.
+        raise ValueError("the image has more than eight bits a channel: save it with eight.")
     raise ValueError(f"the image has more than {MOST_PIXELS:,} pixels.")
 
 

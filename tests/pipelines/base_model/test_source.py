@@ -132,6 +132,18 @@ def test_parts_that_are_not_beside_their_index_are_refused(
         obtain(directory, tmp_path / "copy")
 
 
+def test_a_tensor_in_two_parts_is_refused(directory: Path, tmp_path: Path) -> None:
+    weights = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    first = next(iter(weights))
+    for name, part in (("one", weights), ("two", {first: weights[first] + 1})):
+        save_file(part, directory / f"{name}.safetensors", metadata={"format": "pt"})
+    named = dict.fromkeys(weights, "one.safetensors") | {first: "two.safetensors"}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
+    with pytest.raises(ModelError, match="has it, too"):
+        obtain(directory, tmp_path / "copy")
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite_are_refused(directory: Path, tmp_path: Path, value: float) -> None:
     weights = load_file(directory / "model.safetensors")

@@ -261,6 +261,36 @@ def test_page_and_figures_show_every_method(tmp_path: Path) -> None:
     assert "-" in page(Results(rows[:1]), [])
 
 
+def test_the_benchmark_protects_all_layers_of_the_plan_and_says_what_is_odd_about_a_set(
+    tmp_path: Path, base_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = write_set(tmp_path / "some.parquet")
+    one = run(tmp_path / "cells", base_model, methods=["raptor"])
+    config = BenchmarkConfig(folder=str(tmp_path), sets=("some",), methods=("raptor",), seeds={"4": 1})
+    both = {**LAYERS, "layers": [0, 1]}
+    two = run_benchmark(base_model, both, tmp_path / "cells", config, TRAINING, "weight", 12)
+    assert two[0]["trained"] > one[0]["trained"]
+    rows = pq.read_table(place).to_pylist()
+    again = [{**row, "split": "test"} for row in rows if row["split"] == "train"][:5]
+    pq.write_table(pa.Table.from_pylist(rows + again), tmp_path / "twice.parquet")
+    load_set(
+        tmp_path / "twice.parquet",
+        base_model,
+        [0],
+        max_length=12,
+        train_records=80,
+        test_records=20,
+        vote="weight",
+    )
+    assert "Set twice: " in caplog.text
+
+
+@pytest.mark.parametrize("given", [{"seeds": {}}, {"seeds": {"inf": 1}}, {"seeds": {"1e400": 1}}])
+def test_budgets_that_are_none_are_refused(given: dict) -> None:
+    with pytest.raises(ValueError, match=r"at least 1 item|an epsilon above 0"):
+        BenchmarkConfig(**given)
+
+
 def test_two_sets_of_one_name_are_refused(tmp_path: Path, base_model: Path) -> None:
     (tmp_path / "other").mkdir()
     for place in ("some.parquet", "other/some.parquet", "some.more.parquet"):
@@ -272,6 +302,8 @@ def test_two_sets_of_one_name_are_refused(tmp_path: Path, base_model: Path) -> N
     assert sorted(row["dataset"] for row in rows) == ["some", "some.more"]
     with pytest.raises(ValueError, match="at least 1 item"):
         BenchmarkConfig(methods=())
+    with pytest.raises(ParameterError, match="No cell is left"):
+        run(tmp_path / "cells", base_model, methods=["scope_b"], only={"scope_b": ["trec"]})
 
 
 def test_a_cell_is_found_under_all_that_it_depends_on(tmp_path: Path, base_model: Path) -> None:

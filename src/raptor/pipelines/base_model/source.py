@@ -154,6 +154,18 @@ def _weights(directory: Path) -> list[Path]:
     raise ModelError(f"{directory} has no weights: neither model.safetensors nor an index of its parts.")
 
 
+def _keys(shard: Path) -> list[str]:
+    if shard.suffix != ".safetensors":
+        return []
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(shard, "pt") as file:
+            return list(file.keys())
+    except SafetensorError as error:
+        raise ModelError(f"The weights in {shard} cannot be loaded: {error}") from error
+
+
 def _shards(index: Path) -> list[Path]:
     try:
         listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
@@ -169,6 +181,12 @@ def _shards(index: Path) -> list[Path]:
     if wrong or not names:
         what = f"{wrong[0]!r}, which is not beside it" if wrong else "no file"
         raise ModelError(f"{index} names {what}. Put all parts of the model into one folder.")
+    # A tensor that stands in another part, too, would be taken from whichever is read last.
+    for name, shard in zip(names, shards, strict=True):
+        if other := sorted(key for key in _keys(shard) if listed.get(key, name) != name):
+            raise ModelError(
+                f"{index} says that {other[0]} is in {listed[other[0]]}, and {name} has it, too. Take the model anew."
+            )
     return shards
 
 

@@ -125,7 +125,7 @@ class Bed:
         """
         recipe = RECIPES[cell.method]
         training = self.training_of(cell.method, recipe, cell.seed)
-        layers = recipe.protected(int(self.layer_plan["layers"][0]), self.sparse)
+        layers = recipe.protected(self.layer_plan["layers"], self.sparse)
         measured = self._measured(cell.method, training, layers, data.classes)
         training = measured.settle(training)
         records = population or len(data.train)

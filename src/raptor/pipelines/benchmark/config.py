@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -74,6 +75,7 @@ class BenchmarkConfig(BaseModel):
     )
     seeds: dict[str, int] = Field(
         default={"1": 5, "4": 3, "8": 3},
+        min_length=1,
         description="epsilon -> number of seeds; methods without privacy get the smallest number",
     )
     epsilons: tuple[Positive, ...] | None = Field(
@@ -120,7 +122,7 @@ class BenchmarkConfig(BaseModel):
                 value = float(epsilon)
             except ValueError:
                 value = -1.0
-            if not value > 0 or number < 1:
+            if not 0 < value < math.inf or number < 1:
                 raise ValueError(
                     f"an epsilon above 0 and a number of seeds are needed, not {epsilon}: {number}"
                 )

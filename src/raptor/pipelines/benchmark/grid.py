@@ -114,12 +114,13 @@ class CellStore:
         place = self._place(cell)
         if not place.is_file():
             return None
+        damaged = f"{place} is no result of a cell. Delete it, and run the benchmark again."
         try:
-            row: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
+            row = json.loads(place.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise DataError(
-                f"{place} is no result of a cell. Delete it, and run the benchmark again."
-            ) from error
+            raise DataError(damaged) from error
+        if not isinstance(row, dict) or not row:
+            raise DataError(damaged)
         return row
 
     def get(self, cell: Cell) -> dict[str, Any]:
@@ -157,6 +158,6 @@ def _file_digest(place: Path) -> str:
     return hashlib.sha256(place.read_bytes()).hexdigest()
 
 
-def layers_of(methods: Sequence[str], chosen: int, sparse: Sequence[int]) -> list[int]:
+def layers_of(methods: Sequence[str], chosen: Sequence[int], sparse: Sequence[int]) -> list[int]:
     """Layers that some method protects."""
     return sorted({layer for method in methods for layer in RECIPES[method].protected(chosen, sparse)})

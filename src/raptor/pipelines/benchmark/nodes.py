@@ -44,6 +44,7 @@ def run_benchmark(
         DataError: a set cannot be read.
         BudgetError: a budget does not fit a set, or a cell has spent more than it had.
     """
+    from raptor.errors import ParameterError
     from raptor.pipelines.benchmark.grid import CellStore, cells_of
 
     corpus = _corpus(public_corpus, owner_vote, max_length)
@@ -52,6 +53,10 @@ def run_benchmark(
     for name, place in places.items():
         store.add_set(name, place)
     cells = cells_of(config)
+    if not cells:
+        raise ParameterError(
+            "No cell is left to run: benchmark.only leaves every method out on every set, or benchmark.seeds is empty."
+        )
     rows = [row for cell in cells if (row := store.find(cell)) is not None]
     missing = [cell for cell in cells if store.find(cell) is None]
     logger.info("Benchmark: %d cells, %d of them finished before.", len(cells), len(rows))
@@ -228,7 +233,7 @@ def _load(
     attacks = bed.config.attacks
     # Diagnostics are of RAPTOR, whichever methods are compared.
     methods = (RAPTOR, *bed.config.methods, *attacks.methods, *attacks.control_methods)
-    layers = layers_of(methods, int(bed.layer_plan["layers"][0]), bed.sparse)
+    layers = layers_of(methods, bed.layer_plan["layers"], bed.sparse)
     return {
         name: load_set(
             place,

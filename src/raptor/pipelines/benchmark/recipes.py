@@ -89,11 +89,14 @@ class Recipe:
         split = {"accounting": "split", "rho": rho} if self.is_split else {}
         return PrivacyConfig.model_validate({"epsilon": epsilon, "delta": delta, **split})
 
-    def protected(self, chosen: int, sparse: Sequence[int]) -> tuple[int, ...]:
-        """The protected layers among the sparse ones."""
-        return {"chosen": (chosen,), "first": (min(sparse),), "last": (max(sparse),), "all": tuple(sparse)}[
-            self.layer
-        ]
+    def protected(self, chosen: Sequence[int], sparse: Sequence[int]) -> tuple[int, ...]:
+        """The protected layers among the sparse ones, `chosen` being those of the layer plan."""
+        return {
+            "chosen": tuple(chosen),
+            "first": (min(sparse),),
+            "last": (max(sparse),),
+            "all": tuple(sparse),
+        }[self.layer]
 
 
 RAPTOR = "raptor"

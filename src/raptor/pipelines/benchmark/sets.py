@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,8 @@ from raptor.text.columns import Columns
 from raptor.text.problems import RecordError
 from raptor.text.records import read_records
 from raptor.text.splits import TRAIN
+
+logger = logging.getLogger(__name__)
 
 PAIRS = ("sentence1", "sentence2")
 # The records of a benchmark are public, so the part of them that is used is fixed for everybody.
@@ -115,6 +118,9 @@ def load_set(
         raise DataError(f"benchmark set {place}: {error.terminal}") from error
     except (OSError, pa.ArrowInvalid) as error:
         raise DataError(f"benchmark set {place} is not a readable Parquet file: {error}") from error
+    # Counts in them are of public records.
+    for warning in records.report.warnings:
+        logger.warning("Set %s: %s", set_name(place.name), warning)
     held_out = held_out_split(records.table)
     tokenizer = load_tokenizer(base_model)
     train = encode_split(_some(records.table, TRAIN, train_records), TRAIN, tokenizer, max_length)
