@@ -141,6 +141,7 @@ def test_training_by_other_parameters_than_the_plan_spends_nothing(project) -> N
     assert journals(project) == before
 
 
+@pytest.mark.exhaustive
 def test_no_evaluation_by_a_plan_that_the_certificate_does_not_know(project) -> None:
     """Less noise planned after the training would leave with nobody charged for it."""
     changed = f"{OF_TRAINING},evaluation.noise_multiplier=5"

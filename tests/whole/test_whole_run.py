@@ -215,6 +215,7 @@ def test_a_stage_alone_refuses_another_number_of_layers_than_was_selected(projec
     assert "protected_layers is 2, but the selection stage" in " ".join((done.stdout + done.stderr).split())
 
 
+@pytest.mark.exhaustive
 def test_training_and_evaluation_run_alone_and_two_runs_differ(project) -> None:
     """Run after the others, as it makes another model; noise of two runs is never the same."""
     weights = Path(project.root / "data/06_models/raptor_model/model.safetensors")
