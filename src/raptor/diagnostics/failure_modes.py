@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ from raptor.dp.records import EncodedRecords
 from raptor.dp.trainable import TrainableSet
 from raptor.moe.classifier import MoEClassifier
 from raptor.moe.families import sparse_layer
+from raptor.moe.roles import expert_parameters
 from raptor.moe.statistics import Floats
 
 QUANTILES = tuple(np.linspace(0, 1, 21).round(2).tolist())
@@ -118,7 +119,7 @@ def diagnose(
     seed: int = 0,
 ) -> FailureModes:
     """Measure a model whose trainable parameters are in place; it is moved to the CPU. Of several protected layers the
-    first one is measured, as if it were the only one; `trainable` is what is trained then.
+    first one is measured, as if it were the only one.
 
     Residual weights and norms of single experts are left aside: all experts are clipped to the common norm.
 
@@ -130,6 +131,9 @@ def diagnose(
     """
     model = model.cpu().eval()
     layer, stream = plan.layers[0], plan.stream(EXPERT)
+    mine = set(expert_parameters(model, [layer]))
+    trainable = replace(trainable, expert=tuple(name for name in trainable.expert if name in mine))
+    records = replace(records, owners=records.first_owners)
     norm, batch_size = stream.clipping_norm, training.batch(training.expert)
     clip = plan.stream(SHARED).clipping_norm if plan.find(SHARED) else norm
     shared = gradient_pass(JointGradients(model, trainable.shared), records, clip)
@@ -160,7 +164,7 @@ def diagnose(
         empty_drawn=drawn_empty_rates(loads, batch_size, plan.population, EMPTY_DRAWS, generator),
         errors=errors(sums, **constants),
         check=check_formulas(
-            records.first_owners.numpy(), len(loads), stream.rate, stream.noise_multiplier, generator
+            records.owners.numpy(), len(loads), stream.rate, stream.noise_multiplier, generator
         ),
         signal=signal(sums, **constants),
         numbers=float(sums.sizes.mean()),
@@ -227,7 +231,7 @@ def _owner_sums(
     loads: Floats,
 ) -> OwnerSums:
     experts = sparse_layer(model, layer).num_experts
-    owners = records.first_owners.numpy()
+    owners = records.owners.numpy()
     clipped = np.minimum(owned.norms, norm) ** 2
     counts = np.bincount(owners, minlength=experts).astype(np.float64)
     squares: Floats = np.bincount(owners, weights=clipped, minlength=experts).astype(np.float64)

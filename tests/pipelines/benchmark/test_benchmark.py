@@ -270,6 +270,8 @@ def test_the_benchmark_protects_all_layers_of_the_plan_and_says_what_is_odd_abou
     both = {**LAYERS, "layers": [0, 1]}
     two = run_benchmark(base_model, both, tmp_path / "cells", config, TRAINING, "weight", 12)
     assert two[0]["trained"] > one[0]["trained"]
+    (found,) = diagnose_benchmark(base_model, both, config, TRAINING, "weight", 12)
+    assert found["layer"] == 0
     rows = pq.read_table(place).to_pylist()
     again = [{**row, "split": "test"} for row in rows if row["split"] == "train"][:5]
     pq.write_table(pa.Table.from_pylist(rows + again), tmp_path / "twice.parquet")
