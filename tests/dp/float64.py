@@ -24,9 +24,11 @@ def keep_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 
     DeepSeek-V2 turns queries and keys in float32, and routes in it: of one record or of many, the product is rounded
     otherwise on some processors. Attention takes its softmax in float32, in which the lowest
-    float64, the mask's, is minus infinity: a padding token with nothing but padding before it would be NaN.
+    float64, the mask's, is minus infinity: a padding token with nothing but padding before it would be NaN. FlexOlmo
+    takes its norms in float32.
     """
     deepseek = importlib.import_module("transformers.models.deepseek_v2.modeling_deepseek_v2")
+    olmo = importlib.import_module("transformers.models.flex_olmo.modeling_flex_olmo")
     rotate_in_float32, softmax = deepseek.apply_rotary_emb, functional.softmax
     router = deepseek.DeepseekV2TopkRouter
     route_in_float32 = router.forward
@@ -52,6 +54,15 @@ def keep_float64(monkeypatch: pytest.MonkeyPatch) -> None:
             kwargs["dtype"] = torch.float64
         return softmax(value, *args, **kwargs)
 
+    normalise_in_float32 = olmo.FlexOlmoRMSNorm.forward
+
+    def normalise(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+        with monkeypatch.context() as patched:
+            if hidden.dtype == torch.float64:
+                patched.setattr(olmo, "torch", _Double())
+            return normalise_in_float32(self, hidden)
+
+    monkeypatch.setattr(olmo.FlexOlmoRMSNorm, "forward", normalise)
     monkeypatch.setattr(deepseek, "apply_rotary_emb", rotate)
     monkeypatch.setattr(router, "forward", route)
     monkeypatch.setattr(functional, "softmax", soft)

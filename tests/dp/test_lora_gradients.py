@@ -141,8 +141,8 @@ def test_users_have_the_mean_of_their_records(family, role) -> None:
         truth.append({name: sum(part[name] for part in parts) / len(own) for name in parts[0]})
     rule = ClippingRule(float(oracle.norms(truth).median()) + 1e-12, unit=Unit.USER)
     found = engine.clipped_sum(records.take(torch.arange(4), torch.device("cpu")), rule).tensors
-    # Looser than for records: means of several passes are compared, and models round some steps to float32.
-    assert error_of(found, oracle.clipped_sum(truth, rule)) <= 1e-6
+    # Looser than for records: means of several passes are compared.
+    assert error_of(found, oracle.clipped_sum(truth, rule)) <= 10 * TOLERANCE[torch.float64]
 
 
 PEFT_TARGETS = {"switch_transformers": ["q", "v"], "deepseek_v2": ["kv_b_proj", "o_proj"]}
