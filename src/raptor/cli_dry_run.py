@@ -41,9 +41,16 @@ def described(parameters: dict[str, Any], operations: float | None, as_json: boo
     length = ingestion.max_length
     place, origin = locate_config(parameters["base_model"])
     classes = 2 if ingestion.lengths is None else 0
-    has_images = ingestion.image is not None
     most = parameters["selection"].protected_layers
-    found = sizes(read_config(place), source, training, classes, has_images, ingestion.image_tiles, most)
+    found = sizes(
+        read_config(place),
+        source,
+        training,
+        classes,
+        images=ingestion.image is not None,
+        image_tiles=ingestion.image_tiles,
+        protected_layers=most,
+    )
     parameters["selection"].require_enough(found.layers)
     forecast = Forecast(parameters, found.experts, found.layers[-most:])
     costs = forecast.costs()
